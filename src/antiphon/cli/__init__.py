@@ -1,0 +1,1 @@
+"""Commands. The only package that prints, reads argv and builds processes."""

@@ -1,0 +1,1 @@
+"""Words everyone shares: requests below the gateway, step outputs, errors, time, hashes, randomness."""

@@ -1,0 +1,72 @@
+"""The model catalogue: which models there are, from where, and how they are served.
+
+Owns the shape and the checks of `models.toml`. The product's own file (antiphon/models.toml) names
+the built-in models; an operator's file adds to it or replaces entries by name. Reads TOML text,
+opens no model file: `tokens.modelfile` finds and checks those.
+"""
+
+from __future__ import annotations
+
+import tomllib
+
+import msgspec
+
+from antiphon.core.errors import BadRequest, NotFound
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. Exactly one of `file` and `package` says where its weights are."""
+
+    name: str
+    engine: str = "llama.cpp"
+    file: str | None = None  # path of a GGUF file
+    package: str | None = None  # installed distribution whose files hold a GGUF
+    context: int | None = None  # tokens a sequence may have; None: the model's own, at most 4096
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.package is None):
+            raise ValueError(f"model {self.name!r}: give exactly one of 'file' and 'package'")
+        if self.context is not None and self.context < 64:
+            raise ValueError(f"model {self.name!r}: context {self.context} is below 64 tokens")
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: list[ModelEntry] = []
+
+
+class Catalogue:
+    """Model entries by name and alias."""
+
+    def __init__(self, entries: list[ModelEntry]) -> None:
+        self._entries: dict[str, ModelEntry] = {}
+        for entry in entries:
+            for name in (entry.name, *entry.aliases):
+                if name in self._entries:
+                    raise BadRequest(f"models.toml: the name {name!r} stands twice")
+                self._entries[name] = entry
+
+    @classmethod
+    def parse(cls, *texts: str) -> Catalogue:
+        """Read catalogue texts in order; a later entry replaces an earlier one of its name."""
+        entries: dict[str, ModelEntry] = {}
+        for text in texts:
+            try:
+                parsed = msgspec.convert(tomllib.loads(text), _File)
+            except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+                raise BadRequest(f"models.toml: {error}") from error
+            entries.update({entry.name: entry for entry in parsed.model})
+        return cls(list(entries.values()))
+
+    def entries(self) -> list[ModelEntry]:
+        """All models, each once, in the file's order."""
+        return list(dict.fromkeys(self._entries.values()))
+
+    def find(self, name: str) -> ModelEntry:
+        """The entry of this name or alias. Raises NotFound naming the ones there are."""
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(e.name for e in self.entries()) or "none"
+            raise NotFound(f"There is no model {name!r} in the catalogue (known: {known}).",
+                           code="model_not_found", param="model")
+        return entry

@@ -1,0 +1,111 @@
+"""What can go wrong, said once.
+
+    AntiphonError
+    ├── BadRequest            400  the client's input is wrong; `param` names the field
+    │   └── ContextTooLong    400  the prompt does not fit the model's context
+    ├── Unauthorized          401  no or wrong key
+    ├── NotFound              404  unknown model, route or id
+    ├── MethodNotAllowed      405
+    ├── BodyTooLarge          413
+    ├── UnsupportedMedia      415
+    ├── Busy                  429  a queue is full: come again (Retry-After)
+    ├── EngineFault           500  the model step failed
+    ├── NoReplica             503  nobody serves this model now (Retry-After)
+    ├── WorkerLost            503  the worker died before the answer's end
+    └── DeadlineExceeded      504  the request's time ran out
+
+Raised where the fault is known, translated to HTTP in one place (gateway/errors.py). Messages are
+written for the person who can mend it and never hold paths, addresses or text of other users.
+"""
+
+from __future__ import annotations
+
+
+class AntiphonError(Exception):
+    """Base of all errors a client may see."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(AntiphonError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class ContextTooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(AntiphonError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class NotFound(AntiphonError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(AntiphonError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class BodyTooLarge(AntiphonError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMedia(AntiphonError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class Busy(AntiphonError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after_s = 1.0
+
+
+class EngineFault(AntiphonError):
+    status = 500
+    code = "engine_fault"
+
+
+class NoReplica(AntiphonError):
+    status = 503
+    type = "service_unavailable"
+    code = "no_replica"
+    retry_after_s = 2.0
+
+
+class WorkerLost(AntiphonError):
+    status = 503
+    type = "service_unavailable"
+    code = "worker_lost"
+    retry_after_s = 1.0
+
+
+class DeadlineExceeded(AntiphonError):
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"

@@ -1,0 +1,151 @@
+"""A generation: what a request becomes below the gateway, and what comes back of it.
+
+Everything here is a frozen msgspec struct, so one definition serves the engine, the wire and the
+simulator. Token ids, never text (a `Backend` that wants messages finds them in `messages`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Priority(enum.IntEnum):
+    """Admission classes, most urgent first."""
+
+    INTERACTIVE = 0
+    DEFAULT = 1
+    BATCH = 2
+
+
+class Terminal(enum.StrEnum):
+    """How an answer ended. Every choice of every generation ends in exactly one of these."""
+
+    STOP = "stop"  # the model ended its turn, or a stop string or id came
+    LENGTH = "length"  # max_tokens or the context's end
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+    ABORTED = "aborted"  # the client left or asked to stop
+    DEADLINE = "deadline"  # its time ran out
+    LOST = "lost"  # the worker died
+    ERROR = "error"  # the step that computed it failed
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen. Applied in the order of the fields below.
+
+    Penalties count answer tokens only, never the prompt's. `temperature` 0 is greedy.
+    """
+
+    seed: int
+    max_tokens: int
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    top_p: float = 1.0
+    logprobs: int | None = None  # None: off; k: the chosen token's and the k best
+    stop_ids: tuple[int, ...] = ()  # end-of-turn tokens of the model; not part of the text
+    min_tokens: int = 0  # stop_ids are barred before this many
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """A grammar the answer must follow, replayed from the answer's start."""
+
+    kind: str
+    source: str
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request below the gateway.
+
+    `token_ids` holds the prompt and, after a failover, the answer tokens already received:
+    ids beyond `num_prompt_tokens` are answer. Positions of a choice's answer count from there.
+    """
+
+    id: str
+    model: str
+    sampling: Sampling
+    token_ids: list[int] = []
+    num_prompt_tokens: int = 0
+    messages: bytes = b""  # JSON, only for backends that take no token ids
+    revision: str = ""
+    chain_root: bytes = b""
+    num_public_tokens: int = 0  # leading tokens whose blocks the operator made public
+    tenant: str = "local"
+    priority: Priority = Priority.DEFAULT
+    timeout_s: float | None = None  # left when sent: clocks of two hosts differ
+    constraint: Constraint | None = None
+    lora: str | None = None
+    n: int = 1
+    trace: str = ""  # W3C traceparent
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one answer position: of the chosen id, and of the best ones, best first."""
+
+    chosen: float
+    top: list[tuple[int, float]] = []
+
+
+class CachedTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt tokens that were not computed, by the tier that held their KV."""
+
+    engine: int = 0
+    host: int = 0
+    store: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.engine + self.host + self.store
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine step brought for one choice: new answer ids, or its end, or both.
+
+    `position` is the answer position of `ids[0]`: outputs of a choice are gapless and in order.
+    `cached` comes once, with the first output. After `finish` nothing follows.
+    """
+
+    generation: str
+    choice: int
+    position: int
+    ids: list[int]
+    finish: Terminal | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached: CachedTokens | None = None
+    error: str | None = None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself once per connection."""
+
+    worker: str
+    model: str
+    revision: str  # digest of the weights really served
+    namespace: str  # KV blocks are interchangeable exactly within one namespace
+    engine: str
+    version: str
+    context_tokens: int
+    block_tokens: int
+    num_blocks: int
+    max_sequences: int
+    role: str = "both"
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How busy a worker is. `step` counts engine steps and proves progress."""
+
+    step: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    draining: bool = False

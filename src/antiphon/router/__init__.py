@@ -1,0 +1,1 @@
+"""Which worker gets a generation, and the link that carries it there."""

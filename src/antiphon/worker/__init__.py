@@ -1,0 +1,1 @@
+"""The worker process: an engine on its own thread behind one HTTP port."""
