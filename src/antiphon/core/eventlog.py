@@ -66,6 +66,12 @@ class EventLog(Generic[E]):
         skip = number - self._first
         return [self._events[i] for i in range(skip, len(self._events))]
 
+    def forget(self, number: int) -> None:
+        """Drop the events before `number`: whoever wanted them has them."""
+        while self._events and self._first < number:
+            self._events.popleft()
+            self._first += 1
+
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` at each append and at the close. Returns the call that ends it."""
         self._listeners.append(wake)

@@ -20,8 +20,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     generation: Generation
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
+class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
+    """End a generation, or only one choice of it (a stop string was found in its text)."""
+
     generation: str
+    choice: int | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
