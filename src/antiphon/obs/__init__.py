@@ -1,1 +1,1 @@
-"""Logs and metrics, each declared once."""
+"""What operators see: logs and metrics."""

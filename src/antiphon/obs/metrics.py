@@ -1,0 +1,115 @@
+"""Every metric, declared once.
+
+A process builds one of these classes with a registry of its own: nothing registers at import time,
+and two gateways in one test process do not share counters. Names follow vLLM's where it has one.
+Label values come from closed sets (routes, configured models, statuses, worker names, finish
+reasons): text of a client never becomes a label.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKEN_TIME_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 1.0, 2.5)
+_STEP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class GatewayMetrics:
+    """What a gateway process counts."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.requests = Counter(
+            "antiphon_http_requests", "Requests answered.", ["route", "status"], registry=registry
+        )
+        self.answers = Counter(
+            "antiphon_request_finished", "Choices by how they ended.", ["model", "finish"], registry=registry
+        )
+        self.ttft_s = Histogram(
+            "antiphon_time_to_first_token_seconds",
+            "Request accepted to first token written.",
+            ["model"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.tpot_s = Histogram(
+            "antiphon_time_per_output_token_seconds",
+            "Mean gap between the tokens of one answer.",
+            ["model"],
+            buckets=_TOKEN_TIME_S,
+            registry=registry,
+        )
+        self.e2e_s = Histogram(
+            "antiphon_e2e_request_latency_seconds",
+            "Request accepted to last byte written.",
+            ["model"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "antiphon_prompt_tokens", "Prompt tokens taken in.", ["model"], registry=registry
+        )
+        self.cached_tokens = Counter(
+            "antiphon_cached_prompt_tokens",
+            "Prompt tokens whose KV was not computed anew.",
+            ["model"],
+            registry=registry,
+        )
+        self.generation_tokens = Counter(
+            "antiphon_generation_tokens", "Answer tokens given out.", ["model"], registry=registry
+        )
+        self.open_streams = Gauge("antiphon_open_streams", "Event streams now open.", registry=registry)
+        self.worker_up = Gauge(
+            "antiphon_worker_up", "1 where the worker's link is up.", ["worker"], registry=registry
+        )
+
+    def render(self) -> bytes:
+        """The Prometheus text form of all of them."""
+        return generate_latest(self._registry)
+
+
+class WorkerMetrics:
+    """What a worker process counts. Written by the process's event loop from the engine's step figures."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.step_s = Histogram(
+            "antiphon_step_seconds", "Time of one engine step.", buckets=_STEP_S, registry=registry
+        )
+        self.batch_sequences = Histogram(
+            "antiphon_step_sequences", "Sequences in one step.", buckets=_POWERS, registry=registry
+        )
+        self.batch_tokens = Histogram(
+            "antiphon_step_tokens", "Tokens computed in one step.", buckets=_POWERS, registry=registry
+        )
+        self.blocks = Gauge(
+            "antiphon_kv_blocks", "KV blocks by state: free, cached, used.", ["state"], registry=registry
+        )
+        self.running = Gauge("antiphon_num_requests_running", "Sequences in the batch.", registry=registry)
+        self.waiting = Gauge(
+            "antiphon_num_requests_waiting", "Sequences that wait for admission.", registry=registry
+        )
+        self.preemptions = Counter(
+            "antiphon_num_preemptions", "Sequences that lost their blocks.", registry=registry
+        )
+        self.step_faults = Counter("antiphon_step_faults", "Steps that failed.", registry=registry)
+        self.prefix_queries = Counter(
+            "antiphon_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", registry=registry
+        )
+        self.prefix_hits = Counter(
+            "antiphon_prefix_cache_hits", "Prompt tokens found there.", registry=registry
+        )
+        self.generation_tokens = Counter(
+            "antiphon_generation_tokens", "Answer tokens computed.", registry=registry
+        )
+        self.open_links = Gauge("antiphon_open_links", "Gateways now connected.", registry=registry)
+
+    def render(self) -> bytes:
+        """The Prometheus text form of all of them."""
+        return generate_latest(self._registry)
