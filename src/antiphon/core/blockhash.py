@@ -13,13 +13,20 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from blake3 import blake3
 
 BlockHash: TypeAlias = bytes
 
 HASH_BYTES = 32
+
+
+class Border(NamedTuple):
+    """Where a public prefix ends and whose scope begins there."""
+
+    num_public_tokens: int = 0
+    scope: bytes = b""
 
 
 def chain_root(namespace: bytes, scope: bytes) -> BlockHash:
@@ -34,14 +41,16 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int], scope: bytes = b"") 
     return blake3(parent + scope + _u32le(token_ids)).digest()
 
 
-def chain(root: BlockHash, token_ids: Sequence[int], block_tokens: int) -> list[BlockHash]:
-    """Hashes of all full blocks of `token_ids`; a partial last block has none."""
-    hashes: list[BlockHash] = []
-    parent = root
-    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
-        parent = block_hash(parent, token_ids[end - block_tokens : end])
-        hashes.append(parent)
-    return hashes
+def extend_chain(
+    hashes: list[BlockHash], root: BlockHash, token_ids: Sequence[int], block_tokens: int, border: Border
+) -> None:
+    """Append to `hashes` those of the full blocks of `token_ids` that it does not hold yet."""
+    public_blocks = border.num_public_tokens // block_tokens
+    for index in range(len(hashes), len(token_ids) // block_tokens):
+        parent = hashes[index - 1] if index else root
+        scope = border.scope if public_blocks and index == public_blocks else b""
+        ids = token_ids[index * block_tokens : (index + 1) * block_tokens]
+        hashes.append(block_hash(parent, ids, scope))
 
 
 def _u32le(token_ids: Sequence[int]) -> bytes:

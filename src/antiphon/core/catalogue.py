@@ -8,6 +8,7 @@ opens no model file: `tokens.modelfile` finds and checks those.
 from __future__ import annotations
 
 import tomllib
+from typing import Literal
 
 import msgspec
 
@@ -15,17 +16,25 @@ from antiphon.core.errors import BadRequest, NotFound
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. Exactly one of `file` and `package` says where its weights are."""
+    """One model. Exactly one of `file` and `package` says where its weights are.
+
+    Engine "scripted" has no weights: `script` names what it says (engine/scripted.py), `step_s` how
+    long each step takes and `crash_after` the answer token at which its steps begin to fail.
+    """
 
     name: str
-    engine: str = "llama.cpp"
+    engine: Literal["llama.cpp", "scripted"] = "llama.cpp"
     file: str | None = None  # path of a GGUF file
     package: str | None = None  # installed distribution whose files hold a GGUF
     context: int | None = None  # tokens a sequence may have; None: the model's own, at most 4096
     aliases: tuple[str, ...] = ()
+    script: Literal["echo", "babble", "noise"] = "echo"
+    step_s: float = 0.0
+    crash_after: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.file is None) == (self.package is None):
+        num_sources = (self.file is not None) + (self.package is not None)
+        if num_sources != (self.engine != "scripted"):
             raise ValueError(f"model {self.name!r}: give exactly one of 'file' and 'package'")
         if self.context is not None and self.context < 64:
             raise ValueError(f"model {self.name!r}: context {self.context} is below 64 tokens")
@@ -67,6 +76,9 @@ class Catalogue:
         entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(e.name for e in self.entries()) or "none"
-            raise NotFound(f"There is no model {name!r} in the catalogue (known: {known}).",
-                           code="model_not_found", param="model")
+            raise NotFound(
+                f"There is no model {name!r} in the catalogue (known: {known}).",
+                code="model_not_found",
+                param="model",
+            )
         return entry

@@ -6,6 +6,7 @@
     ├── Unauthorized          401  no or wrong key
     ├── NotFound              404  unknown model, route or id
     ├── MethodNotAllowed      405
+    ├── RequestTimeout        408  the client was too slow in sending its body
     ├── BodyTooLarge          413
     ├── UnsupportedMedia      415
     ├── Busy                  429  a queue is full: come again (Retry-After)
@@ -29,9 +30,7 @@ class AntiphonError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
@@ -65,6 +64,16 @@ class MethodNotAllowed(AntiphonError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow  # methods that work, as the Allow header names them
+
+
+class RequestTimeout(AntiphonError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class BodyTooLarge(AntiphonError):

@@ -73,8 +73,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prompt_tokens: int = 0
     messages: bytes = b""  # JSON, only for backends that take no token ids
     revision: str = ""
-    chain_root: bytes = b""
+    chain_root: bytes = b""  # of the block hashes; empty: the worker derives one from the tenant
     num_public_tokens: int = 0  # leading tokens whose blocks the operator made public
+    scope: bytes = b""  # enters the first block hash after the public ones
     tenant: str = "local"
     priority: Priority = Priority.DEFAULT
     timeout_s: float | None = None  # left when sent: clocks of two hosts differ
@@ -107,7 +108,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one engine step brought for one choice: new answer ids, or its end, or both.
 
     `position` is the answer position of `ids[0]`: outputs of a choice are gapless and in order.
-    `cached` comes once, with the first output. After `finish` nothing follows.
+    `cached` and `queued_s` (seconds from the worker's receipt to the first step that computed some of
+    it) come once, with the choice's first output. After `finish` nothing follows.
     """
 
     generation: str
@@ -118,6 +120,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cached: CachedTokens | None = None
     error: str | None = None
+    queued_s: float | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

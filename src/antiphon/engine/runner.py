@@ -4,8 +4,8 @@ Implementations: `llama.LlamaRunner` (llama.cpp) and `scripted.ScriptedRunner`. 
 runs over both.
 
 The scheduler thinks in logical blocks: fixed runs of `block_tokens` positions, counted, shared and
-evicted by `BlockManager`. Where a block's bytes lie is the runner's business; it must be able to
-start a sequence from any blocks it was not told to drop.
+evicted by `BlockManager`. Where a block's bytes lie is the runner's business: between `keep` (or
+`import_block`) and `drop` it must be able to begin a sequence with that block.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ Logits: TypeAlias = NDArray[np.float32]
 class Chunk:
     """Consecutive tokens of one sequence that this step computes.
 
-    ::
-
-        block_table  [ b0 | b1 | b2 | b3 ]
-        tokens             ^start … start + len(tokens)
-
-    KV of positions below `start` is there already; KV of these is written by the step.
+    KV of positions below `start` is there already; KV of `start` … `start + len(tokens) - 1` is
+    written by the step. Logits are of the last token only, and only where they are sampled.
     """
 
     sequence: int
     start: int
     tokens: list[int]
-    block_table: list[int]
-    wants_logits: bool  # of the last token only
+    wants_logits: bool
 
 
 class RunnerFault(Exception):
-    """The step failed; the sequences in it are lost, the runner can go on."""
+    """The step failed: the sequences in it are lost, the runner can go on with others."""
 
 
 class ModelRunner(Protocol):
@@ -54,12 +49,22 @@ class ModelRunner(Protocol):
         ...
 
     @property
+    def block_tokens(self) -> int:
+        """Token positions a block holds."""
+        ...
+
+    @property
     def max_sequences(self) -> int:
         """Most sequences open at once."""
         ...
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether `keep` and `open` with blocks work for this model. If not, they are not called."""
+        ...
+
     def open(self, sequence: int, blocks: list[int]) -> None:
-        """Begin a sequence whose first positions are these full blocks, in order."""
+        """Begin a sequence whose first positions are these blocks, in order."""
         ...
 
     def run(self, chunks: list[Chunk]) -> Logits:
@@ -70,18 +75,22 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def close(self, sequence: int, keep: list[int]) -> None:
-        """End a sequence. Its leading full blocks `keep` may be asked for again until dropped."""
+    def keep(self, sequence: int, index: int, block: int) -> None:
+        """The `index`-th block of an open sequence is computed: it may be asked for as `block` now."""
         ...
 
-    def drop(self, blocks: list[int]) -> None:
-        """These blocks will never be asked for again."""
+    def close(self, sequence: int) -> None:
+        """End a sequence; the blocks kept of it stay. Safe for one that is not open."""
+        ...
+
+    def drop(self, block: int) -> None:
+        """This block will not be asked for again; its number may come back with other content."""
         ...
 
     def export_block(self, block: int) -> bytes:
-        """The KV bytes of a full block, in the runner's own format."""
+        """The KV bytes of a kept block, in the runner's own format."""
         ...
 
-    def import_block(self, block: int, index: int, payload: bytes) -> None:
-        """Take over the KV bytes of the `index`-th block of a chain. The caller has verified them."""
+    def import_block(self, block: int, payload: bytes) -> None:
+        """Take over the bytes of a block under this number. The caller has verified them."""
         ...
