@@ -19,7 +19,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One model. Exactly one of `file` and `package` says where its weights are.
 
     Engine "scripted" has no weights: `script` names what it says (engine/scripted.py), `step_s` how
-    long each step takes and `crash_after` the answer token at which its steps begin to fail.
+    long each step takes; after `fault_after` answer tokens every step fails, after `die_after` the
+    engine breaks for good.
     """
 
     name: str
@@ -30,7 +31,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aliases: tuple[str, ...] = ()
     script: Literal["echo", "babble", "noise"] = "echo"
     step_s: float = 0.0
-    crash_after: int | None = None
+    fault_after: int | None = None
+    die_after: int | None = None
 
     def __post_init__(self) -> None:
         num_sources = (self.file is not None) + (self.package is not None)

@@ -30,6 +30,7 @@ class Terminal(enum.StrEnum):
     DEADLINE = "deadline"  # its time ran out
     LOST = "lost"  # the worker died
     ERROR = "error"  # the step that computed it failed
+    REFUSED = "refused"  # the worker did not take it: `error` is "code: message"
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -72,6 +72,10 @@ class Engine:
         self._ended: list[StepOutput] = []  # ends that no step caused, sent with the next one
 
     @property
+    def num_blocks(self) -> int:
+        return self._settings.num_blocks
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._ended)
 
@@ -123,6 +127,9 @@ class Engine:
         started = self._clock.now()
         self._end_overdue(started)
         plan = self._scheduler.schedule()
+        for sequence in plan.opened:
+            if sequence.queued_s is None:
+                sequence.queued_s = started - sequence.arrived_s
         outputs = self._run(plan) if plan.slices or plan.preempted else []
         if self._ended:
             outputs = self._ended + outputs
@@ -213,24 +220,16 @@ class Engine:
                 self.runner.keep(part.sequence.key, index, block)
             if part.sequence.num_to_compute == 0:
                 caught_up.append(part.sequence)
-        return [
-            output
-            for sequence, chosen in zip(caught_up, self._choose(caught_up, logits), strict=True)
-            if (output := self._accept(sequence, chosen)) is not None
-        ]
+        chosen = choose_batch(logits, [s.sampler for s in caught_up], [s.position for s in caught_up])
+        outputs: list[StepOutput] = []
+        for sequence, choice in zip(caught_up, chosen, strict=True):
+            if isinstance(choice, BadLogits):
+                self._end(sequence, Terminal.ERROR, f"The model gave no usable output: {choice}.")
+            else:
+                outputs.append(self._accept(sequence, choice))
+        return outputs
 
-    def _choose(self, sequences: list[Sequence], logits: Logits) -> list[Chosen | BadLogits]:
-        """The next token of each, or why there is none."""
-        return choose_batch(
-            logits,
-            [sequence.sampler for sequence in sequences],
-            [sequence.position for sequence in sequences],
-        )
-
-    def _accept(self, sequence: Sequence, chosen: Chosen | BadLogits) -> StepOutput | None:
-        if isinstance(chosen, BadLogits):
-            self._end(sequence, Terminal.ERROR, f"No token can be chosen: {chosen}.")
-            return None
+    def _accept(self, sequence: Sequence, chosen: Chosen) -> StepOutput:
         sampling = sequence.generation.sampling
         position = sequence.position
         if chosen.id in sampling.stop_ids and position >= sampling.min_tokens:
@@ -251,7 +250,8 @@ class Engine:
         finish: Terminal | None,
         logprobs: TokenLogprobs | None,
     ) -> StepOutput:
-        cached, sequence.cached = sequence.cached, None
+        is_first = not sequence.has_spoken
+        sequence.has_spoken = True
         if finish is not None:
             self._forget(sequence)
         return StepOutput(
@@ -261,7 +261,8 @@ class Engine:
             ids,
             finish,
             None if logprobs is None else [logprobs],
-            cached,
+            sequence.cached if is_first else None,
+            queued_s=sequence.queued_s if is_first else None,
         )
 
     def _end(self, sequence: Sequence, finish: Terminal, error: str | None = None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from antiphon.engine.kvstate import BlockCut, Bytes, KvLayout, UnknownLayout
 from antiphon.engine.llamabatch import Batch, Row
 from antiphon.engine.runner import Chunk, Logits, RunnerFault
 from antiphon.engine.streams import NOTHING, Stream, Streams
-from antiphon.engine.threads import ThreadGovernor
+from antiphon.engine.threads import ThreadGovernor, fastest
 
+_GGML_LOG_ERROR = 4
 _MAX_GAP = 3  # streams; a longer gap is cheaper to run around
 _MAX_PAYLOAD_BYTES = 4 * 2**20  # Redis peaks near values of 4 MB (docs/adr/0001)
 _MICRO_BATCH_TOKENS = 512
@@ -34,25 +36,26 @@ _MICRO_BATCH_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSettings:
-    """How a model is run. `context_tokens` is per sequence."""
+    """How a model is run. `context_tokens` is per sequence; `thread_counts` (ascending) are those allowed."""
 
     path: Path
     context_tokens: int
     max_sequences: int
     max_step_tokens: int
+    thread_counts: tuple[int, ...]
 
 
 class LlamaRunner:
     """Implements `ModelRunner`. Single-threaded apart from llama.cpp's own threads."""
 
-    def __init__(self, settings: LlamaSettings, governor: ThreadGovernor, clock: Clock) -> None:
+    def __init__(self, settings: LlamaSettings, clock: Clock) -> None:
+        llama_cpp.llama_log_set(_LOG, None)
         llama_cpp.llama_backend_init()
-        self._governor = governor
         self._clock = clock
         self._model = _load(settings.path)
-        self._context = _context(self._model, settings, governor.threads)
+        self._context = _context(self._model, settings)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._threads = governor.threads
+        self._threads = settings.thread_counts[-1]
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.context_tokens = settings.context_tokens
@@ -60,6 +63,8 @@ class LlamaRunner:
         self._batch = Batch(settings.max_step_tokens + settings.max_sequences)
         self._streams = Streams(settings.max_sequences)
         self.block_tokens = 16
+        start = fastest(settings.thread_counts, self._measure)
+        self._governor = ThreadGovernor(settings.thread_counts, start)
         self._layout = self._learn_layout()
         self.shares_blocks = self._layout is not None and self._copies_are_exact(self._layout)
 
@@ -96,9 +101,12 @@ class LlamaRunner:
         ]
         rows += [Row(stream.index, stream.num_cells, [0], False) for stream in fillers]
         rows.sort(key=lambda row: row.stream)
+        num_decode = sum(1 for chunk in chunks if len(chunk.tokens) == 1)
+        num_prefill = sum(len(chunk.tokens) for chunk in chunks) - num_decode
+        self._use_threads(self._governor.threads_for(num_decode, num_prefill))
         started = self._clock.now()
         status = self._batch.decode(self._context, rows)
-        self._observe(chunks, self._clock.now() - started)
+        self._governor.observe(num_decode, num_prefill, self._clock.now() - started)
         for stream in fillers:
             self._truncate(stream, stream.num_cells)
         if status != 0:
@@ -136,12 +144,21 @@ class LlamaRunner:
                 fillers += gap
         return fillers
 
-    def _observe(self, chunks: list[Chunk], seconds: float) -> None:
-        num_decode = sum(1 for c in chunks if len(c.tokens) == 1)
-        self._governor.observe(num_decode, sum(len(c.tokens) for c in chunks) - num_decode, seconds)
-        if self._governor.threads != self._threads:
-            self._threads = self._governor.threads
-            llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
+    def _use_threads(self, count: int) -> None:
+        if count != self._threads:
+            self._threads = count
+            llama_cpp.llama_set_n_threads(self._context, count, count)
+
+    def _measure(self, threads: int) -> float:
+        """Seconds of a short prefill and some decodes with this many threads."""
+        self._use_threads(threads)
+        started = self._clock.now()
+        self._batch.decode(self._context, [Row(0, 0, [1] * 16, False)])
+        for position in range(16, 20):
+            self._batch.decode(self._context, [Row(0, position, [1], True)])
+        seconds = self._clock.now() - started
+        self._truncate(self._streams.all[0], 0)
+        return seconds
 
     def _logits(self, order: list[int]) -> Logits:
         """Rows in chunk order; `order[r]` is the chunk whose logits llama.cpp put in row r."""
@@ -230,6 +247,15 @@ class LlamaRunner:
         return is_exact
 
 
+def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """llama.cpp's own words: errors are worth a line, the rest is not."""
+    if level == _GGML_LOG_ERROR:
+        logging.getLogger("llama.cpp").error(text.decode(errors="replace").strip())
+
+
+_LOG = llama_cpp.llama_log_callback(_log)  # C keeps the pointer: it must live as long as the process
+
+
 def _pointer(data: Bytes) -> ctypes._Pointer[ctypes.c_uint8]:
     return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
@@ -243,14 +269,14 @@ def _load(path: Path) -> int:
     return int(model)
 
 
-def _context(model: int, settings: LlamaSettings, threads: int) -> int:
+def _context(model: int, settings: LlamaSettings) -> int:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = settings.context_tokens * settings.max_sequences
     params.n_seq_max = settings.max_sequences
     params.kv_unified = False
     params.n_batch = settings.max_step_tokens + settings.max_sequences
     params.n_ubatch = min(_MICRO_BATCH_TOKENS, params.n_batch)
-    params.n_threads = params.n_threads_batch = threads
+    params.n_threads = params.n_threads_batch = settings.thread_counts[-1]
     params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.no_perf = True
     context = llama_cpp.llama_init_from_model(model, params)

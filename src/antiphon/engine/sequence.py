@@ -37,7 +37,9 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_kept: int = 0  # leading blocks that carry their hash
-    cached: CachedTokens | None = None  # set at the first admission, sent with the first output
+    cached: CachedTokens | None = None  # found at the first admission
+    queued_s: float | None = None  # arrival to first admission
+    has_spoken: bool = False  # its first output is out
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,0 +1,104 @@
+"""Builds the engine a catalogue entry asks for. The only place that names the runners."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from antiphon import __version__
+from antiphon.core.catalogue import ModelEntry
+from antiphon.core.clock import Clock
+from antiphon.core.generation import WorkerInfo
+from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.llama import LlamaRunner, LlamaSettings
+from antiphon.engine.runner import ModelRunner
+from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """How much an engine holds and does at once. `kv_tokens` None: every sequence may fill its context."""
+
+    max_sequences: int = 8
+    kv_tokens: int | None = None
+    token_budget: int = 256
+    threads: int | None = None  # None: as many as step times recommend
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The file an engine runs, as the catalogue and the weight tuning decided."""
+
+    entry: ModelEntry
+    path: Path | None  # None: scripted
+    revision: str  # digest of the weights
+    context_tokens: int
+
+
+def build_engine(model: LoadedModel, size: EngineSize, clock: Clock) -> Engine:
+    """Load the model and make an engine of it. Slow; raises EngineFault."""
+    runner = _scripted(model, size) if model.path is None else _llama(model, model.path, size, clock)
+    kv_tokens = size.kv_tokens or size.max_sequences * model.context_tokens
+    num_blocks = (
+        max(kv_tokens, runner.block_tokens * size.max_sequences) // runner.block_tokens + size.max_sequences
+    )
+    budget = max(size.token_budget, size.max_sequences)
+    return Engine(runner, EngineSettings(num_blocks=num_blocks, token_budget=budget), clock)
+
+
+def describe(name: str, model: LoadedModel, engine: Engine) -> WorkerInfo:
+    """What the worker says of itself to gateways."""
+    runner = engine.runner
+    return WorkerInfo(
+        worker=name,
+        model=model.entry.name,
+        revision=model.revision,
+        namespace=_namespace(model, runner),
+        engine=model.entry.engine,
+        version=__version__,
+        context_tokens=runner.context_tokens,
+        block_tokens=runner.block_tokens,
+        num_blocks=engine.num_blocks,
+        max_sequences=runner.max_sequences,
+    )
+
+
+def thread_counts(threads: int | None) -> tuple[int, ...]:
+    """Thread counts a step may use: the one given, or some up to the cores this process may use."""
+    if threads is not None:
+        return (threads,)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tuple(sorted({1, max(1, cores // 2), max(1, cores - 1), cores}))
+
+
+def _namespace(model: LoadedModel, runner: ModelRunner) -> str:
+    """Digest of all that decides what a block's bytes mean."""
+    parts = (model.revision, model.entry.engine, "kv-f16", f"block-{runner.block_tokens}", "layout-1")
+    return blake3("\0".join(parts).encode()).hexdigest(length=8)
+
+
+def _llama(model: LoadedModel, path: Path, size: EngineSize, clock: Clock) -> LlamaRunner:
+    settings = LlamaSettings(
+        path=path,
+        context_tokens=model.context_tokens,
+        max_sequences=size.max_sequences,
+        max_step_tokens=max(size.token_budget, size.max_sequences),
+        thread_counts=thread_counts(size.threads),
+    )
+    return LlamaRunner(settings, clock)
+
+
+def _scripted(model: LoadedModel, size: EngineSize) -> ScriptedRunner:
+    entry = model.entry
+    settings = ScriptedSettings(
+        context_tokens=model.context_tokens,
+        max_sequences=size.max_sequences,
+        step_s=lambda chunks: entry.step_s,
+        fault_after=entry.fault_after,
+        die_after=entry.die_after,
+    )
+    return ScriptedRunner(SCRIPTS[entry.script], settings, time.sleep)

@@ -1,0 +1,161 @@
+"""The engine on a thread of its own, bridged to the event loop.
+
+Owns the thread and its inbox. Invariants: the engine is touched by that thread alone; a step never
+waits for the loop, the loop never waits for a step; what was submitted ends in exactly one terminal
+output per choice even when the thread dies. Outputs of a step reach the loop in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from antiphon.core.clock import Clock
+from antiphon.core.errors import AntiphonError
+from antiphon.core.generation import Generation, Load, StepOutput, Terminal
+from antiphon.engine.engine import Counters, Engine, StepReport
+from antiphon.obs.log import Logger
+
+_IDLE_WAIT_S = 1.0  # an idle thread looks around this often, so that its pulse is fresh
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    """What the loop learns of a step."""
+
+    outputs: list[StepOutput]
+    load: Load
+    counters: Counters
+    step: StepReport
+
+
+Deliver: TypeAlias = Callable[[StepNews], None]
+Build: TypeAlias = Callable[[], Engine]
+_Command: TypeAlias = Callable[[Engine], None]
+
+
+class EngineThread:
+    """Runs an engine. `start` once, then `submit` and `abort` from the loop; `stop` at the end."""
+
+    def __init__(self, clock: Clock, log: Logger, *, step_limit_s: float = 120.0) -> None:
+        self._clock = clock
+        self._log = log
+        self._step_limit_s = step_limit_s
+        self._inbox: deque[_Command] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._pulse_s = clock.now()
+        self._refused: list[StepOutput] = []
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def is_healthy(self) -> bool:
+        """The thread lives and made progress lately: a step may take `step_limit_s`, not longer."""
+        lives = self._thread is not None and self._thread.is_alive() and self.failure is None
+        return lives and self._clock.now() - self._pulse_s < self._step_limit_s
+
+    async def start(self, build: Build, deliver: Deliver) -> Engine:
+        """Build the engine on the thread and run it. Raises what `build` raises.
+
+        `deliver` is called on this loop after each step that brought something.
+        """
+        loop = asyncio.get_running_loop()
+        built: asyncio.Future[Engine] = loop.create_future()
+        self._thread = threading.Thread(
+            target=self._main, args=(build, built, loop, deliver), name="engine", daemon=True
+        )
+        self._thread.start()
+        return await built
+
+    def submit(self, generation: Generation) -> None:
+        """Hand a generation to the engine. A refusal comes as its output."""
+        self._post(lambda engine: self._add(engine, generation))
+
+    def abort(self, generation_id: str, choice: int | None = None) -> None:
+        """End a generation, or one choice of it."""
+        self._post(lambda engine: engine.abort(generation_id, choice))
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """End everything and join the thread."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _post(self, command: _Command) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _add(self, engine: Engine, generation: Generation) -> None:
+        try:
+            engine.add(generation)
+        except AntiphonError as error:
+            reason = f"{error.code}: {error.message}"
+            self._refused += [
+                StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=reason)
+                for choice in range(generation.n)
+            ]
+
+    def _main(
+        self,
+        build: Build,
+        built: asyncio.Future[Engine],
+        loop: asyncio.AbstractEventLoop,
+        deliver: Deliver,
+    ) -> None:
+        try:
+            engine = build()
+        except BaseException as error:  # noqa: BLE001 - handed to the one who awaits `start`
+            self.failure = error
+            _tell(loop, _set_exception, built, error)
+            return
+        _tell(loop, _set_result, built, engine)
+
+        def send(outputs: list[StepOutput]) -> None:
+            news = StepNews(outputs, engine.load(), replace(engine.counters), engine.last_step)
+            _tell(loop, deliver, news)
+
+        try:
+            self._loop(engine, send)
+            send(engine.end_all(Terminal.ABORTED))
+        except BaseException as error:  # noqa: BLE001 - the thread dies: every answer ends, the process is told
+            self.failure = error
+            self._log.critical("engine.died", exc_info=error)
+            send(self._refused + engine.end_all(Terminal.LOST, "The engine died."))
+
+    def _loop(self, engine: Engine, send: Callable[[list[StepOutput]], None]) -> None:
+        while not self._stopping:
+            self._pulse_s = self._clock.now()
+            while self._inbox:
+                self._inbox.popleft()(engine)
+            outputs, self._refused = self._refused, []
+            if engine.has_work:
+                outputs = outputs + engine.step()
+            if outputs:
+                send(outputs)
+            elif not engine.has_work:
+                self._wake.wait(_IDLE_WAIT_S)
+                self._wake.clear()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
+    """Call on the loop; a loop that closed meanwhile has nobody left to tell."""
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        return
+
+
+def _set_result(future: asyncio.Future[Engine], engine: Engine) -> None:
+    if not future.done():
+        future.set_result(engine)
+
+
+def _set_exception(future: asyncio.Future[Engine], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,147 @@
+"""Builds and runs a worker process: model file → engine thread → one port.
+
+The only place that knows all parts of a worker. Ends in order on SIGTERM and SIGINT: no new
+generations, running ones finish within `drain_s`, then the engine stops. An engine that dies takes
+the process with it (EngineFault), so that whoever supervises it starts a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from antiphon.core.catalogue import ModelEntry
+from antiphon.core.clock import WallClock
+from antiphon.core.errors import EngineFault
+from antiphon.obs.log import Logger
+from antiphon.obs.metrics import WorkerMetrics
+from antiphon.tokens.modelfile import context_of
+from antiphon.worker.app import WorkerApp
+from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe
+from antiphon.worker.enginethread import EngineThread, StepNews
+from antiphon.worker.links import Links
+from antiphon.worker.meter import Meter
+from antiphon.worker.weights import Progress, choose_weights
+
+_DEATH_GRACE_S = 1.0  # for the last outputs and a 503 to be seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How a worker process is run. Port 0: any free one."""
+
+    entry: ModelEntry
+    secret: str
+    name: str = "worker"
+    host: str = "127.0.0.1"
+    port: int = 0
+    weights: str = "auto"
+    size: EngineSize = field(default_factory=EngineSize)
+    drain_s: float = 30.0
+
+
+async def run_worker(
+    settings: WorkerSettings, on_ready: Callable[[int], None], on_progress: Progress, log: Logger
+) -> None:
+    """Serve until a signal comes. `on_ready` gets the port. Raises EngineFault, OSError (port taken)."""
+    clock = WallClock()
+    on_progress("looking at the model", 0.0)
+    model = await asyncio.to_thread(_load, settings, on_progress)
+    engine = EngineThread(clock, log)
+    metrics = WorkerMetrics()
+    meter = Meter(metrics)
+    links: Links | None = None
+
+    def deliver(news: StepNews) -> None:
+        meter.take(news)
+        if links is not None:
+            links.deliver(news)
+
+    on_progress("loading the model", 0.9)
+    built = await engine.start(lambda: build_engine(model, settings.size, clock), deliver)
+    info = describe(settings.name, model, built)
+    links = Links(engine, info, secret=settings.secret, metrics=metrics, log=log)
+    log.info("worker.ready", model=info.model, engine=info.engine, shares_blocks=built.runner.shares_blocks)
+    try:
+        await _serve(settings, WorkerApp(engine, links, metrics), links, engine, on_ready)
+    finally:
+        await engine.stop()
+    if engine.failure is not None:
+        raise EngineFault("The engine died; see the log.") from engine.failure
+
+
+def _load(settings: WorkerSettings, on_progress: Progress) -> LoadedModel:
+    entry = settings.entry
+    if entry.engine == "scripted":
+        return LoadedModel(entry, None, f"scripted-{entry.script}", context_of(entry))
+    weights = choose_weights(entry, settings.weights, on_progress)
+    return LoadedModel(entry, weights.path, weights.digest, context_of(entry))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal begins the drain instead."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(
+    settings: WorkerSettings,
+    app: WorkerApp,
+    links: Links,
+    engine: EngineThread,
+    on_ready: Callable[[int], None],
+) -> None:
+    listener = socket.create_server((settings.host, settings.port))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        await server.listens.wait()
+        on_ready(listener.getsockname()[1])
+        await _until_stop(stop, serving, engine)
+        links.drain()
+        if engine.failure is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(links.wait_idle(), settings.drain_s)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _until_stop(stop: asyncio.Event, serving: asyncio.Task[None], engine: EngineThread) -> None:
+    """Wait for a signal, or for the engine's end."""
+    while not stop.is_set() and not serving.done():
+        if engine.failure is not None:
+            await asyncio.sleep(_DEATH_GRACE_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.25)
