@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes this id stands for in text: empty for control tokens. Raises IndexError outside the vocabulary."""
+        """The bytes this id stands for in text, none for control tokens. Raises IndexError past the vocabulary."""
         ...
 
     def name(self, token_id: int) -> str:
