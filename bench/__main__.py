@@ -1,0 +1,123 @@
+"""`python -m bench NAME`: parses the command line, runs one bench, prints its JSON line last."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvloop
+
+from bench import docs, engine, gateway, peers, report, scheduler, shared_prefix
+from bench.errors import BenchFault
+from bench.machine import warn_if_busy
+from bench.report import Run
+
+_EXAMPLE = """examples:
+  python -m bench engine --quick
+  python -m bench peers llama-server
+  python -m bench docs --check
+
+The last line on standard output is one JSON object {bench, figures, goals, missed}; progress goes to
+standard error. Exit status: 0 measured (missed goals are listed, not punished), 1 could not measure.
+"""
+
+
+_BENCHES = {
+    "engine": "the embedded engine against llama-server",
+    "shared-prefix": "chats with one system prompt against llama-server",
+    "gateway": "the gateway against LiteLLM's proxy",
+    "scheduler": "the engine's own time a step as the batch grows",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Antiphon against its peers, side by side.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, text in _BENCHES.items():
+        bench = names.add_parser(name, help=text, epilog=f"example: python -m bench {name} --quick")
+        bench.add_argument("--quick", action="store_true", help="minutes; for CI, not for the record")
+        if name in ("engine", "shared-prefix"):
+            bench.add_argument("--llama-server", metavar="PATH", help="its binary (see `bench peers`)")
+            bench.add_argument(
+                "--threads", type=int, default=os.cpu_count(), metavar="N", help="of both sides (all cores)"
+            )
+        if name == "engine":
+            bench.add_argument(
+                "--variant", action="append", choices=engine.VARIANTS, help="only this one; may be repeated"
+            )
+            bench.add_argument("--tuned", type=Path, metavar="PATH", help="tuned weights, without variant a")
+    peer = names.add_parser("peers", help="build or install a peer", epilog="example: … peers litellm")
+    peer.add_argument("peer", choices=("llama-server", "litellm"))
+    page = names.add_parser("docs", help="write docs/benchmarks.md", epilog="example: … docs --check")
+    page.add_argument("--check", action="store_true", help="only fail if it is stale")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if args.name == "peers":
+            print(peers.install(args.peer))
+        elif args.name == "docs":
+            return _docs(check=args.check)
+        else:
+            warn_if_busy()
+            run, is_full = uvloop.run(_bench(args))
+            print(f"bench: stored {report.store(run, is_full=is_full)}", file=sys.stderr)
+            print(run.last_line())
+    except BenchFault as fault:
+        print(f"bench: {fault}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    return 0
+
+
+async def _bench(args: argparse.Namespace) -> tuple[Run, bool]:
+    """Run the bench; also whether this was a full run, worth keeping."""
+    quick: bool = args.quick
+    if args.name == "scheduler":
+        steps = scheduler.Settings.quick() if quick else scheduler.Settings()
+        return scheduler.run(steps, is_quick=quick), not quick
+    if args.name == "gateway":
+        lanes = gateway.Settings.quick() if quick else gateway.Settings()
+        return await gateway.GatewayBench(lanes, peers.find_litellm()).run(is_quick=quick), not quick
+    binary, threads = peers.find_llama_server(args.llama_server), args.threads
+    if args.name == "engine":
+        counts = engine.Settings.quick(threads) if quick else engine.Settings(threads=threads)
+        bench = engine.EngineBench(counts, binary, args.tuned)
+        run = await bench.run(args.variant or engine.VARIANTS, is_quick=quick)
+        return run, not quick and args.variant is None
+    chat = shared_prefix.Settings.quick(threads) if quick else shared_prefix.Settings(threads=threads)
+    return await shared_prefix.run(chat, binary, is_quick=quick), not quick
+
+
+def _docs(*, check: bool) -> int:
+    runs = report.stored()
+    if not check:
+        docs.write(runs)
+    elif docs.is_stale(runs):
+        print("bench: docs/benchmarks.md is stale; run `python -m bench docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
