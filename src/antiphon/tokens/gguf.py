@@ -20,18 +20,19 @@ import numpy as np
 from antiphon.core.errors import BadRequest
 from antiphon.tokens.bytelevel import utf8
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("llama.cpp")
 
 _MAX_PIECE_BYTES = 4096
 _KEPT_BUFFER_TOKENS = 1 << 18  # a longer text gets a buffer of its own
 _SPARE_TOKENS = 8  # a vocabulary may put a space before a text, no text has more tokens than bytes
-_LOG_WARNING, _LOG_ERROR = 2, 3  # of enum ggml_log_level
+_LOG_ERROR = 3  # of enum ggml_log_level
 _CONTROL_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
 def _log_message(level: int, text: bytes, _user_data: object) -> None:
-    if level in (_LOG_WARNING, _LOG_ERROR):
-        _log.debug("llama.cpp: %s", text.decode("utf-8", errors="replace").rstrip())
+    """llama.cpp's own words: errors are worth a line, the rest is not."""
+    if level == _LOG_ERROR:
+        _log.error(text.decode("utf-8", errors="replace").strip())
 
 
 # llama.cpp keeps the pointer: the callback must live as long as the process does.

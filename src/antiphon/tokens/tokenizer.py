@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes this id stands for in text, none for control tokens. Raises IndexError past the vocabulary."""
+        """The bytes of this id in text, none for a control token. Raises IndexError past the vocabulary."""
         ...
 
     def name(self, token_id: int) -> str:
