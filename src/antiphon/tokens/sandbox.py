@@ -19,6 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from antiphon.tokens import guards
 from antiphon.tokens.budget import Budget, OverBudget
@@ -46,10 +47,9 @@ _METHODS = {
         """changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0"""
     ),
 }
-_GLOBALS = _words("dict namespace range")
 # Filters that look at their input's elements once, and filters that take in elements of elements.
 _SHALLOW_FILTERS = _words(
-    "count d default first items last length list map reject rejectattr reverse select selectattr"
+    "abs count d default first items last length list map reject rejectattr reverse select selectattr"
 )
 _DEEP_FILTERS = _words("capitalize dictsort float int lower string title trim upper")
 _PLAIN_TESTS = _words(
@@ -70,7 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _GenerationTag]
         )
         plain = jinja2.Environment()
-        self.globals = {name: self.globals[name] for name in _GLOBALS}
+        self.globals = {"dict": dict, "namespace": _Namespace, "range": self.globals["range"]}
         self.filters = {
             **{name: _filter(plain, name, Budget.weigh_surface) for name in _SHALLOW_FILTERS},
             **{name: _filter(plain, name, Budget.weigh) for name in _DEEP_FILTERS},
@@ -89,6 +89,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, Namespace):
+            return not attr.startswith("_")
         return any(isinstance(obj, kind) and attr in names for kind, names in _METHODS.items())
 
     def wrap_str_format(self, value: Any) -> None:
@@ -131,6 +133,13 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         parser.stream.skip(1)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(Namespace):
+    """Holds variables across scopes. Prints flat: namespaces of namespaces could print without end."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
 
 
 @pass_context
@@ -256,12 +265,19 @@ def _to_json(
     indent: int | None = None,
     ensure_ascii: bool = False,
     sort_keys: bool = False,
+    separators: tuple[str, str] | None = None,
 ) -> str:
     """JSON without HTML escapes, as transformers renders it."""
     if indent is not None and not 0 <= indent <= _MAX_INDENT:
         raise OverBudget(f"it indents by {indent} characters")
+    if separators is not None and sum(map(len, separators)) > _MAX_INDENT:
+        raise OverBudget("its JSON separators are too long")
+    encoder = json.JSONEncoder(
+        indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys, separators=separators
+    )
     budget = _budget(context)
-    budget.weigh(value)
-    result = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
-    budget.spend(len(result))
-    return result
+    pieces: list[str] = []
+    for piece in encoder.iterencode(value):  # piece by piece: indents grow with depth times elements
+        budget.spend(len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
