@@ -133,7 +133,7 @@ class Links:
             except TimeoutError:
                 pass  # nothing to say: the empty frame below is the heartbeat
             link.filled.clear()
-            if not self._engine.is_healthy:
+            if not link.pending and not self._engine.is_healthy:
                 return  # no heartbeat for an engine that stands still
             outputs, link.pending = link.pending, []
             await send(_message(Frame(outputs, self._report())))

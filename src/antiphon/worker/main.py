@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
 
@@ -21,13 +22,13 @@ from antiphon.core.clock import WallClock
 from antiphon.core.errors import EngineFault
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
-from antiphon.tokens.modelfile import context_of
+from antiphon.tokens.modelfile import context_of, locate
 from antiphon.worker.app import WorkerApp
-from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe
+from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe, thread_counts
 from antiphon.worker.enginethread import EngineThread, StepNews
 from antiphon.worker.links import Links
 from antiphon.worker.meter import Meter
-from antiphon.worker.weights import Progress, choose_weights
+from antiphon.worker.weights import Progress, TuningSetup, choose_weights
 
 _DEATH_GRACE_S = 1.0  # for the last outputs and a 503 to be seen
 
@@ -42,6 +43,7 @@ class WorkerSettings:
     host: str = "127.0.0.1"
     port: int = 0
     weights: str = "auto"
+    weights_folder: Path  # where tuned weights are kept, shared by the workers of a machine
     size: EngineSize = field(default_factory=EngineSize)
     drain_s: float = 30.0
 
@@ -52,7 +54,7 @@ async def run_worker(
     """Serve until a signal comes. `on_ready` gets the port. Raises EngineFault, OSError (port taken)."""
     clock = WallClock()
     on_progress("looking at the model", 0.0)
-    model = await asyncio.to_thread(_load, settings, on_progress)
+    model = await asyncio.to_thread(_load, settings, on_progress, log)
     engine = EngineThread(clock, log)
     metrics = WorkerMetrics()
     meter = Meter(metrics)
@@ -76,11 +78,19 @@ async def run_worker(
         raise EngineFault("The engine died; see the log.") from engine.failure
 
 
-def _load(settings: WorkerSettings, on_progress: Progress) -> LoadedModel:
+def _load(settings: WorkerSettings, on_progress: Progress, log: Logger) -> LoadedModel:
     entry = settings.entry
-    if entry.engine == "scripted":
+    source = locate(entry)
+    if source is None:
         return LoadedModel(entry, None, f"scripted-{entry.script}", context_of(entry))
-    weights = choose_weights(entry, settings.weights, on_progress)
+    setup = TuningSetup(
+        folder=settings.weights_folder,
+        threads=thread_counts(settings.size.threads)[-1],
+        progress=on_progress,
+        log=log,
+    )
+    weights = choose_weights(source, settings.weights, setup)
+    log.info("weights.chosen", format=weights.format, digest=weights.digest)
     return LoadedModel(entry, weights.path, weights.digest, context_of(entry))
 
 

@@ -1,0 +1,96 @@
+"""BlockManager: what is counted, shared and evicted, in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from antiphon.engine.blocks import BlockManager
+
+
+def hash_of(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def filled(manager: BlockManager, first: int, count: int) -> list[int]:
+    """Allocate, register and release `count` blocks under the hashes first, first + 1 …"""
+    evicted: list[int] = []
+    blocks = manager.allocate(count, evicted)
+    for offset, block in enumerate(blocks):
+        manager.register(block, hash_of(first + offset))
+    manager.release(blocks)
+    return evicted
+
+
+def test_prefix_is_found_up_to_the_first_hole() -> None:
+    """A later block behind a missing one is of no use and is not returned."""
+    manager = BlockManager(8)
+    filled(manager, 0, 3)
+    assert len(manager.find_prefix([hash_of(0), hash_of(1), hash_of(9), hash_of(2)])) == 2
+
+
+def test_free_blocks_are_taken_before_cached_ones_are_evicted() -> None:
+    """Content is kept for as long as there is room that holds none."""
+    manager = BlockManager(4)
+    filled(manager, 0, 2)
+    evicted: list[int] = []
+    manager.allocate(2, evicted)
+    assert evicted == []
+    manager.allocate(1, evicted)
+    assert len(evicted) == 1
+
+
+def test_least_recently_released_goes_first_and_of_a_chain_its_leaf() -> None:
+    """Two chains released in turn: the older one loses its blocks from the end."""
+    manager = BlockManager(4)
+    filled(manager, 0, 2)
+    filled(manager, 10, 2)
+    evicted: list[int] = []
+    manager.allocate(1, evicted)
+    assert len(manager.find_prefix([hash_of(0), hash_of(1)])) == 1
+    assert len(manager.find_prefix([hash_of(10), hash_of(11)])) == 2
+
+
+def test_acquiring_a_cached_block_protects_it() -> None:
+    """A block in use cannot be evicted, however old."""
+    manager = BlockManager(2)
+    filled(manager, 0, 1)
+    manager.acquire(manager.find_prefix([hash_of(0)]))
+    assert manager.num_available == 1
+    with pytest.raises(ValueError, match="available"):
+        manager.allocate(2, [])
+
+
+def test_a_hash_names_one_block_and_the_duplicate_is_freed() -> None:
+    """Two sequences that computed the same block end up sharing the first one."""
+    manager = BlockManager(4)
+    first, second = manager.allocate(2, [])
+    assert manager.register(first, hash_of(0)) == first
+    assert manager.register(second, hash_of(0)) == first
+    assert manager.num_used == 1
+    manager.release([first])
+    assert manager.num_used == 1, "the second user still holds it"
+    manager.release([first])
+    assert (manager.num_used, manager.num_cached) == (0, 1)
+    manager.check()
+
+
+def test_blocks_without_a_hash_become_free() -> None:
+    """A partial block has no name, so nobody could find it again."""
+    manager = BlockManager(2)
+    manager.release(manager.allocate(2, []))
+    assert manager.num_free == 2
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1])
+def test_a_manager_needs_blocks(num_blocks: int) -> None:
+    """A size without sense is refused at once."""
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockManager(num_blocks)
+
+
+def test_check_notices_a_lost_block() -> None:
+    """The recount is a real one: a block in no state is found."""
+    manager = BlockManager(2)
+    manager._free.pop()
+    with pytest.raises(AssertionError, match="not all blocks"):
+        manager.check()
