@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP face: text above, tokens below."""
+"""OpenAI's HTTP API: text and JSON outside, generations inside."""

@@ -1,1 +1,1 @@
-"""Which worker gets a generation, and the link that carries it there."""
+"""From a generation to a worker's answer: links to workers, the choice between them."""

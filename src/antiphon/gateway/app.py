@@ -1,0 +1,83 @@
+"""The gateway's ASGI application: its routes and the order of what surrounds them.
+
+A trailing slash and a doubled `/v1` (a base URL with `/v1` in a client that adds one) are routes of
+their own: paths are matched as they came, never rewritten. Holds no state of its own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from antiphon.gateway.chat import ChatCompletions
+from antiphon.gateway.completions import Completions
+from antiphon.gateway.desk import Desk
+from antiphon.gateway.errors import raise_ours
+from antiphon.gateway.middleware import AccountMiddleware, ErrorMiddleware, HostMiddleware
+from antiphon.gateway.models import ListModels, ServedModels, ShowModel
+from antiphon.gateway.openapi import openapi_document
+from antiphon.gateway.reply import Health
+from antiphon.obs.log import Logger
+from antiphon.obs.metrics import CONTENT_TYPE, GatewayMetrics
+from antiphon.router.dispatch import Dispatcher
+
+
+class Fixed:
+    """A route that always says the same."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(self._body, media_type="application/json")(scope, receive, send)
+
+
+class Metrics:
+    """GET /metrics. What only others know is asked for at each scrape."""
+
+    def __init__(self, metrics: GatewayMetrics, dispatcher: Dispatcher) -> None:
+        self._metrics = metrics
+        self._dispatcher = dispatcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for link in self._dispatcher.links:
+            self._metrics.worker_up.labels(link.url).set(link.is_up)
+        self._metrics.open_answers.set(sum(link.num_open_answers for link in self._dispatcher.links))
+        await Response(self._metrics.render(), media_type=CONTENT_TYPE)(scope, receive, send)
+
+
+def build_app(
+    desk: Desk, models: ServedModels, dispatcher: Dispatcher, metrics: GatewayMetrics, log: Logger
+) -> Starlette:
+    """All routes behind all middleware."""
+    routes = [
+        *_v1("/chat/completions", "POST", ChatCompletions(desk)),
+        *_v1("/completions", "POST", Completions(desk)),
+        *_v1("/models", "GET", ListModels(models)),
+        *_v1("/models/{model:path}", "GET", ShowModel(models)),
+        *_both("/health", "/health", "GET", Fixed(msgspec.json.encode(Health()))),
+        *_both("/openapi.json", "/openapi.json", "GET", Fixed(msgspec.json.encode(openapi_document()))),
+        *_both("/metrics", "/metrics", "GET", Metrics(metrics, dispatcher)),
+    ]
+    middleware = [
+        Middleware(AccountMiddleware, log=log, metrics=metrics),
+        Middleware(ErrorMiddleware, log=log),
+        Middleware(HostMiddleware),
+    ]
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: raise_ours})
+    app.router.redirect_slashes = False
+    return app
+
+
+def _v1(path: str, method: str, endpoint: ASGIApp) -> list[Route]:
+    name = f"/v1{path}"
+    return [*_both(name, name, method, endpoint), *_both(f"/v1{name}", name, method, endpoint)]
+
+
+def _both(path: str, name: str, method: str, endpoint: ASGIApp) -> list[Route]:
+    return [Route(p, endpoint, methods=[method], name=name) for p in (path, f"{path}/")]

@@ -1,0 +1,90 @@
+"""The one place where an error becomes OpenAI's envelope.
+
+`{"error": {"message", "type", "param", "code"}}`, all four keys on every path: unknown routes,
+bad JSON, faults of ours, and the error event inside a stream. What is not one of ours says nothing
+about itself to the client; the log has it under the request id.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from antiphon.core.errors import (
+    AntiphonError,
+    BadRequest,
+    DeadlineExceeded,
+    EngineFault,
+    MethodNotAllowed,
+    NotFound,
+    WorkerLost,
+)
+from antiphon.core.generation import Terminal
+from antiphon.gateway.reply import ErrorBody, ErrorResponse
+
+_MAX_SHOWN = 80
+
+
+def envelope(error: AntiphonError) -> ErrorResponse:
+    """The body a client sees."""
+    return ErrorResponse(ErrorBody(error.message, error.type, error.param, error.code))
+
+
+def response_of(error: AntiphonError) -> Response:
+    """The HTTP answer to a request that failed before its first byte."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.status == 413 or error.status == 408:
+        headers["connection"] = "close"  # the rest of the body is not read
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allow
+    body = msgspec.json.encode(envelope(error))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+def internal_error() -> AntiphonError:
+    """What a client hears of a fault of ours."""
+    return AntiphonError(
+        "The server had an error while processing your request. Its log knows more under the request id.",
+        code="internal_error",
+    )
+
+
+def of_terminal(finish: Terminal) -> AntiphonError | None:
+    """The error in which an answer that ended like this ends for its client; None where it ended well."""
+    match finish:
+        case Terminal.LOST:
+            return WorkerLost("The worker that computed this answer was lost. Please try again.")
+        case Terminal.ERROR:
+            return EngineFault("The model step that computed this answer failed. Please try again.")
+        case Terminal.DEADLINE:
+            return DeadlineExceeded("The answer was not complete before the request's time ran out.")
+        case Terminal.ABORTED:
+            return WorkerLost("The worker ended this answer early. Please try again.")
+        case _:
+            return None
+
+
+def raise_ours(request: Request, error: Exception) -> Response:
+    """Starlette's own errors (no route, wrong method) as ours; the error middleware answers them."""
+    if not isinstance(error, HTTPException):
+        raise error
+    raise _translate(request.scope, error) from None
+
+
+def _translate(scope: Scope, error: HTTPException) -> AntiphonError:
+    url = f"{scope['method'][:_MAX_SHOWN]} {scope['path'][:_MAX_SHOWN]}"
+    match error.status_code:
+        case 404:
+            return NotFound(f"Unknown request URL: {url}.", code="unknown_url")
+        case 405:
+            allow = (error.headers or {}).get("Allow", "")
+            return MethodNotAllowed(f"Not allowed: {url}. Use {allow}.", allow=allow)
+        case _:
+            return BadRequest("The request could not be understood.")
