@@ -25,7 +25,7 @@ _log = logging.getLogger("llama.cpp")
 _MAX_PIECE_BYTES = 4096
 _KEPT_BUFFER_TOKENS = 1 << 18  # a longer text gets a buffer of its own
 _SPARE_TOKENS = 8  # a vocabulary may put a space before a text, no text has more tokens than bytes
-_LOG_ERROR = 3  # of enum ggml_log_level
+_LOG_ERROR = 4  # of enum ggml_log_level
 _CONTROL_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
