@@ -1,8 +1,7 @@
 """The gateway process: every object is built here, handed down, and ended here.
 
-`run_gateway` serves until it is cancelled. Then it stops in order: no new connections, `drain_s` for
-answers that are being made, an error event to those that are not done by then, links last. Signals
-are the command line's business: it cancels.
+It serves until a signal comes or its task is cancelled. Then it stops in order: no new connections,
+`drain_s` for answers that are being made, an error event to those that are not done by then, links last.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from antiphon.core.errors import BadRequest
 from antiphon.gateway.app import build_app
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.models import ServedModels
-from antiphon.obs.log import Logger, configure_logging
+from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.dispatch import Dispatcher
 
@@ -43,16 +43,28 @@ class GatewaySettings:
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0
     drain_s: float = 10.0
-    log_level: str = "info"
 
 
-async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
-    """Serve until cancelled. `on_ready` gets the URL once the port is open. Raises BadRequest, OSError."""
-    await serve(settings, on_ready, configure_logging(level=settings.log_level))
+async def run_gateway(settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger) -> None:
+    """Serve until SIGTERM or SIGINT. `on_ready` gets the port. Raises BadRequest, OSError (port taken)."""
+    serving = asyncio.create_task(serve(settings, on_ready, log), name="gateway")
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await asyncio.wait([serving])
+    finally:
+        serving.cancel()  # where this task was cancelled itself
+        await asyncio.wait([serving])
+        for number in signals:
+            loop.remove_signal_handler(number)
+    if not serving.cancelled():
+        serving.result()
 
 
-async def serve(settings: GatewaySettings, on_ready: Callable[[str], None], log: Logger) -> None:
-    """`run_gateway` with a logger that is set up already."""
+async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger) -> None:
+    """Serve until cancelled."""
     _check_host(settings)
     models = ServedModels.load(settings.models)
     metrics = GatewayMetrics()
@@ -74,7 +86,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None], log:
         server = _Server(config, settings.drain_s, dispatcher.abort_all)
         async with asyncio.TaskGroup() as tasks:
             links = tasks.create_task(dispatcher.run(), name="links")
-            await server.serve_until_cancelled(listener, lambda: on_ready(_url(settings.host, listener)))
+            await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
             links.cancel()
 
 
@@ -136,8 +148,3 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host} port {port}: {error.strerror}") from error
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}"

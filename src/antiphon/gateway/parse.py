@@ -125,7 +125,7 @@ def _check_chat_features(request: ChatRequest) -> None:
         if value:
             raise _unserved(name)
     for name, choice in (("tool_choice", request.tool_choice), ("function_call", request.function_call)):
-        if bytes(choice).strip() not in (b"null", b'"none"'):
+        if choice not in (None, "none"):
             raise _refused(name, "it is only allowed when 'tools' are given.")
     if request.modalities is not None and request.modalities != ["text"]:
         raise _unserved("modalities")

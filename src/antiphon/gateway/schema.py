@@ -15,8 +15,6 @@ MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 COMPLETION_MAX_TOKENS = 16
 
-_NULL = Raw(b"null")
-
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 StopText = Annotated[str, Meta(max_length=1024)]
 
@@ -99,9 +97,9 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
     service_tier: str | None = None
     response_format: ResponseFormat | None = None
     tools: list[Raw] | None = None
-    tool_choice: Raw = _NULL
+    tool_choice: str | dict[str, Raw] | None = None
     functions: list[Raw] | None = None
-    function_call: Raw = _NULL
+    function_call: str | dict[str, Raw] | None = None
     modalities: list[str] | None = None
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     metadata: (

@@ -63,7 +63,7 @@ class GatewayMetrics:
         self.generation_tokens = Counter(
             "antiphon_generation_tokens", "Answer tokens given out.", ["model"], registry=registry
         )
-        self.open_streams = Gauge("antiphon_open_streams", "Event streams now open.", registry=registry)
+        self.open_answers = Gauge("antiphon_open_answers", "Answers now being made.", registry=registry)
         self.worker_up = Gauge(
             "antiphon_worker_up", "1 where the worker's link is up.", ["worker"], registry=registry
         )
