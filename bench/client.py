@@ -93,7 +93,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
     @property
     def has_text(self) -> bool:
@@ -141,7 +141,7 @@ class _Exchange(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(f"not HTTP: {error}")
+            self._end(f"not HTTP, or not JSON in it: {error.__context__ or error}")
 
     def on_body(self, body: bytes) -> None:
         if not self.answer.status:
@@ -187,7 +187,7 @@ class _Exchange(asyncio.Protocol):
         for data in self.recent:
             event = msgspec.json.decode(data, type=_Event)
             if event.error is not None:
-                answer.fault = f"error event: {bytes(event.error)[:300]!r}"
+                answer.fault = f"error event: {str(event.error)[:300]}"
             if event.usage is not None:
                 details = event.usage.prompt_tokens_details
                 answer.num_prompt_tokens = event.usage.prompt_tokens

@@ -248,11 +248,11 @@ def served_file(worker: Server) -> Path:
 
 
 @contextmanager
-def busy_neighbour() -> Iterator[None]:
+def busy_neighbour() -> Iterator[subprocess.Popen[bytes]]:
     """A process that keeps one core busy."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()

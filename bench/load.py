@@ -152,9 +152,7 @@ def insist(answers: Sequence[Answer], what: str) -> list[Answer]:
     """The answers, if all of them are right. Raises BenchFault naming the first wrong one."""
     wrong = [a for a in answers if a.fault is not None]
     if wrong:
-        raise BenchFault(
-            f"{what}: {len(wrong)} of {len(answers)} answers were wrong, first: {wrong[0].fault}"
-        )
+        raise BenchFault(f"{what}: {len(wrong)} of {len(answers)} answers are wrong, first: {wrong[0].fault}")
     return list(answers)
 
 

@@ -14,6 +14,7 @@ from antiphon.core.generation import Generation, Sampling
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Chunk, Logits
 from antiphon.engine.scripted import ScriptedRunner, ScriptedSettings, babble
+from bench.errors import BenchFault
 from bench.load import median
 from bench.machine import describe
 from bench.pairs import progress
@@ -21,6 +22,7 @@ from bench.report import Run, figure, rounded, today
 
 _BATCHES = (1, 16, 128)
 _PROMPT_TOKENS = 100
+_WARM_STEPS = 200  # all prompts are computed by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,11 @@ class Settings:
     """Sizes of the bench."""
 
     num_rounds: int = 9
-    num_steps: int = 400
+    num_steps: int = 200
 
     @classmethod
     def quick(cls) -> Settings:
-        return cls(num_rounds=3, num_steps=200)
+        return cls(num_rounds=3, num_steps=100)
 
 
 class TimedRunner(ScriptedRunner):
@@ -90,11 +92,11 @@ def run(settings: Settings, *, is_quick: bool) -> Run:
 def step_cost_s(num_sequences: int, num_steps: int) -> float:
     """Median seconds of one decode step of this many sequences, the runner's own time left out."""
     runner = TimedRunner(num_sequences)
-    num_blocks = num_sequences * ((_PROMPT_TOKENS + num_steps) // runner.block_tokens + 2)
+    num_blocks = num_sequences * ((_PROMPT_TOKENS + _WARM_STEPS + num_steps) // runner.block_tokens + 2)
     engine = Engine(runner, EngineSettings(num_blocks=num_blocks), WallClock())
     for number in range(num_sequences):
         prompt = list(number.to_bytes(2, "little")) + [97] * (_PROMPT_TOKENS - 2)
-        sampling = Sampling(seed=number, max_tokens=num_steps + _PROMPT_TOKENS, temperature=0.0)
+        sampling = Sampling(seed=number, max_tokens=_WARM_STEPS + num_steps, temperature=0.0)
         engine.add(
             Generation(
                 id=str(number),
@@ -104,10 +106,12 @@ def step_cost_s(num_sequences: int, num_steps: int) -> float:
                 num_prompt_tokens=len(prompt),
             )
         )
-    while engine.load().waiting or engine.last_step.num_tokens != num_sequences:
+    for _ in range(_WARM_STEPS):
         engine.step()
+    if engine.last_step.num_tokens != num_sequences:
+        raise BenchFault(f"a step of {num_sequences} decodes computed {engine.last_step.num_tokens} tokens")
     costs = []
-    for _ in range(num_steps // 2):
+    for _ in range(num_steps):
         inside_s, started_s = runner.spent_s, time.perf_counter()
         engine.step()
         costs.append(time.perf_counter() - started_s - (runner.spent_s - inside_s))
