@@ -1,0 +1,54 @@
+"""The chain of block hashes: equal exactly for equal input, border of public prefixes included."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.blockhash import BlockHash, Border, block_hash, chain_root, extend_chain
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+NO_BORDER = Border()
+ROOT = chain_root(b"namespace", b"scope")
+
+
+def chain(ids: list[int], root: BlockHash = ROOT, border: Border = NO_BORDER) -> list[BlockHash]:
+    hashes: list[BlockHash] = []
+    extend_chain(hashes, root, ids, 4, border)
+    return hashes
+
+
+@given(one=IDS, two=IDS)
+def test_two_prompts_share_exactly_their_common_blocks(one: list[int], two: list[int]) -> None:
+    """A hash is equal if and only if every token up to the end of its block is."""
+    for index, (left, right) in enumerate(zip(chain(one), chain(two), strict=False)):
+        assert (left == right) == (one[: 4 * index + 4] == two[: 4 * index + 4])
+
+
+@given(ids=IDS, cut=st.integers(0, 40))
+def test_a_chain_can_be_extended_piece_by_piece(ids: list[int], cut: int) -> None:
+    """Extending as tokens come gives the chain of the whole."""
+    hashes = chain(ids[:cut])
+    extend_chain(hashes, ROOT, ids, 4, Border())
+    assert hashes == chain(ids)
+
+
+def test_ids_are_fixed_width() -> None:
+    """[1, 23] and [12, 3] must not collide, nor a token and its bytes."""
+    assert block_hash(ROOT, [1, 23]) != block_hash(ROOT, [12, 3])
+    assert block_hash(ROOT, [1]) != block_hash(ROOT, [0, 1])
+
+
+def test_namespace_and_scope_cannot_be_confused() -> None:
+    """Moving a byte from one to the other changes the root."""
+    assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc")
+    assert chain_root(b"", b"x") != chain_root(b"x", b"")
+
+
+def test_behind_a_public_prefix_each_scope_has_its_own_blocks() -> None:
+    """Public blocks are shared; the first block after them and all later ones are not."""
+    ids = list(range(16))
+    one = chain(ids, border=Border(num_public_tokens=9, scope=b"one"))
+    two = chain(ids, border=Border(num_public_tokens=9, scope=b"two"))
+    assert one[:2] == two[:2] == chain(ids)[:2]
+    assert all(left != right for left, right in zip(one[2:], two[2:], strict=True))

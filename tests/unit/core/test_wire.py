@@ -1,0 +1,104 @@
+"""The messages of the gateway–worker socket: what goes in comes out, the rest is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.generation import (
+    CachedTokens,
+    Generation,
+    Load,
+    Priority,
+    Sampling,
+    StepOutput,
+    Terminal,
+    TokenLogprobs,
+    WorkerInfo,
+)
+from antiphon.core.wire import PROTOCOL, Abort, Frame, Hello, Submit, decode_down, decode_up, encoder
+
+GENERATION = Generation(
+    id="chatcmpl-1",
+    model="m",
+    sampling=Sampling(seed=-5, max_tokens=10, logit_bias=((3, -1.5),), logprobs=2, stop_ids=(1, 2)),
+    token_ids=[1, 2, 300000],
+    num_prompt_tokens=2,
+    chain_root=b"\x00" * 32,
+    priority=Priority.BATCH,
+    timeout_s=1.5,
+    n=2,
+)
+INFO = WorkerInfo(
+    worker="w",
+    model="m",
+    revision="r",
+    namespace="n",
+    engine="e",
+    version="v",
+    context_tokens=1,
+    block_tokens=2,
+    num_blocks=3,
+    max_sequences=4,
+)
+OUTPUT = StepOutput(
+    "chatcmpl-1",
+    1,
+    7,
+    [5, 6],
+    Terminal.STOP,
+    [TokenLogprobs(-0.5, [(5, -0.5), (9, -2.0)])],
+    CachedTokens(64),
+    None,
+    0.25,
+)
+
+
+@pytest.mark.parametrize("message", [Submit(GENERATION), Abort("chatcmpl-1"), Abort("chatcmpl-1", 1)])
+def test_messages_to_the_worker_survive_the_wire(message: Submit | Abort) -> None:
+    """Encoded and decoded they are equal."""
+    assert decode_down(encoder.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(PROTOCOL, INFO),
+        Frame([OUTPUT], Load(1, 2, 3, 4, 5, 6, 7, True)),
+        Frame([], Load(0, 0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_messages_to_the_gateway_survive_the_wire(message: Hello | Frame) -> None:
+    """Encoded and decoded they are equal."""
+    assert decode_up(encoder.encode(message)) == message
+
+
+@given(data=st.binary(max_size=200))
+def test_other_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
+    """Any bytes either decode to a message or raise the one error a link handles."""
+    for decode in (decode_down, decode_up):
+        try:
+            message = decode(data)
+        except msgspec.DecodeError:
+            continue
+        assert isinstance(message, Submit | Abort | Hello | Frame)
+
+
+@given(cut=st.integers(0, 400), flip=st.integers(0, 255), at=st.integers(0, 400))
+def test_damaged_messages_never_crash_the_decoder(cut: int, flip: int, at: int) -> None:
+    """A real message, cut and changed anywhere."""
+    data = bytearray(encoder.encode(Submit(GENERATION)))
+    data[at % len(data)] ^= flip
+    try:
+        decode_down(bytes(data[: max(1, len(data) - cut)]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+
+
+def test_a_token_costs_few_bytes_on_the_wire() -> None:
+    """One sequence's part of a decode frame stays small: it is sent for every token."""
+    one = Frame([StepOutput("chatcmpl-" + "x" * 24, 0, 100, [4000])], Load(0, 0, 0, 0, 0, 0, 0))
+    two = Frame([one.outputs[0], one.outputs[0]], one.load)
+    assert len(encoder.encode(two)) - len(encoder.encode(one)) <= 50
