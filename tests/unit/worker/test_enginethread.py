@@ -1,0 +1,139 @@
+"""The engine thread: refusals, death, health, stop. Time is a number handed in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from antiphon.core.clock import VirtualClock
+from antiphon.core.generation import Generation, StepOutput, Terminal
+from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.runner import Chunk
+from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
+from antiphon.obs.log import configure_logging
+from antiphon.worker.enginethread import EngineThread, StepNews
+
+Make = Callable[..., Generation]
+
+
+def build(wait: Callable[[float], None] = lambda seconds: None, **settings: object) -> Callable[[], Engine]:
+    runner = ScriptedRunner(SCRIPTS["babble"], ScriptedSettings(**settings), wait)
+    return lambda: Engine(runner, EngineSettings(num_blocks=200), VirtualClock())
+
+
+class Heard:
+    """Collects news; `ended(name)` waits for a generation's end."""
+
+    def __init__(self) -> None:
+        self.outputs: list[StepOutput] = []
+        self._changed = asyncio.Event()
+
+    def take(self, news: StepNews) -> None:
+        self.outputs += news.outputs
+        self._changed.set()
+
+    async def something(self) -> None:
+        async with asyncio.timeout(5):
+            await self._changed.wait()
+
+    async def ended(self, name: str) -> StepOutput:
+        async with asyncio.timeout(5):
+            while True:
+                for output in self.outputs:
+                    if output.generation == name and output.finish is not None:
+                        return output
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def thread(clock: VirtualClock) -> EngineThread:
+    return EngineThread(clock, configure_logging(level="critical"), step_limit_s=10.0)
+
+
+async def test_what_is_submitted_ends(thread: EngineThread, make_generation: Make) -> None:
+    """Outputs arrive on the loop, in order, the last with the end."""
+    heard = Heard()
+    await thread.start(build(), heard.take)
+    thread.submit(make_generation("a", [1, 2]))
+    assert (await heard.ended("a")).finish is Terminal.LENGTH
+    assert [o.position for o in heard.outputs] == list(range(8))
+    await thread.stop()
+    assert not thread.is_healthy
+
+
+async def test_a_model_that_does_not_load_is_the_callers_error(thread: EngineThread) -> None:
+    """`start` raises what the build raised; the thread is unhealthy, not hanging."""
+
+    def broken() -> Engine:
+        raise ValueError("no such weights")
+
+    with pytest.raises(ValueError, match="no such weights"):
+        await thread.start(broken, lambda news: None)
+    assert not thread.is_healthy
+
+
+async def test_a_dying_engine_ends_all_answers(thread: EngineThread, make_generation: Make) -> None:
+    """Whatever kills the thread, each answer gets its end and health says so at once."""
+    heard = Heard()
+    await thread.start(build(die_after=3), heard.take)
+    thread.submit(make_generation("a", [1], n=2))
+    assert (await heard.ended("a")).finish is Terminal.LOST
+    assert {o.choice for o in heard.outputs if o.finish is Terminal.LOST} == {0, 1}
+    assert isinstance(thread.failure, MemoryError)
+    assert not thread.is_healthy
+
+
+async def test_a_step_that_hangs_is_unhealthy(
+    thread: EngineThread, clock: VirtualClock, make_generation: Make
+) -> None:
+    """Alive is not enough: without progress for the limit the worker counts as broken."""
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def hang(seconds: float) -> None:
+        in_step.set()
+        go_on.wait(5)
+
+    heard = Heard()
+    await thread.start(build(hang, step_s=one_second), heard.take)
+    thread.submit(make_generation("a", [1], max_tokens=1))
+    await asyncio.to_thread(in_step.wait, 5)
+    assert thread.is_healthy
+    clock.advance(11.0)
+    assert not thread.is_healthy
+    go_on.set()
+    await heard.ended("a")
+    await thread.stop()
+
+
+def one_second(chunks: list[Chunk]) -> float:
+    return 1.0
+
+
+async def test_a_refusal_is_an_output(thread: EngineThread, make_generation: Make) -> None:
+    """Every choice of what cannot run is ended with code and reason."""
+    heard = Heard()
+    await thread.start(build(), heard.take)
+    thread.submit(make_generation("a", [], n=2))
+    refused = await heard.ended("a")
+    assert refused.finish is Terminal.REFUSED
+    assert refused.error == "invalid_value: The prompt has no tokens."
+    await thread.stop()
+
+
+async def test_stop_ends_what_runs(thread: EngineThread, make_generation: Make) -> None:
+    """A stop in mid-answer is an abort for the answer."""
+    heard = Heard()
+    await thread.start(build(lambda s: threading.Event().wait(0.005), step_s=one_second), heard.take)
+    thread.submit(make_generation("a", [1], max_tokens=5000))
+    await heard.something()
+    await thread.stop()
+    assert (await heard.ended("a")).finish is Terminal.ABORTED
