@@ -8,8 +8,9 @@ string. What it promises, however the tokens are grouped into pushes:
 * The answer ends where a stop string is first complete; of several complete there, the longest
   counts. Text that cannot be part of a stop string is never held back.
 * A token belongs to the delta that releases the last character its bytes are part of. A stop cuts
-  off the tokens that begin at or behind the stop's first character; one that begins before it
-  counts. So the counts of all deltas add up to the tokens whose text, or part of it, was released.
+  off the tokens whose text begins at its first character or behind; one that begins before it
+  counts. So the counts of all deltas add up to the tokens whose text, or part of it, was released,
+  and those without text that came before the stop.
 
 Does not know about ends of turn: the engine keeps those tokens to itself.
 """
@@ -107,7 +108,9 @@ class Detokenizer:
         self._stopped = True
         self._held = ""
         self._num_released += len(text)
-        num_tokens = sum(start < self._num_released for start, _ in self._waiting)
+        num_tokens = sum(
+            start < self._num_released or end <= self._num_released for start, end in self._waiting
+        )
         self._waiting.clear()
         return Delta(text, num_tokens, True)
 

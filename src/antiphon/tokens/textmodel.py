@@ -8,9 +8,9 @@ are plain text to it, which every model reads after a fashion.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from antiphon.core.catalogue import ModelEntry
+from antiphon.core.errors import BadRequest
 from antiphon.tokens.bytelevel import ByteTokenizer
 from antiphon.tokens.gguf import GgufTokenizer
 from antiphon.tokens.modelfile import GgufMetadata, context_of, locate, read_metadata
@@ -46,13 +46,12 @@ def load_text_model(entry: ModelEntry) -> TextModel:
         return TextModel(entry.name, tokenizer, PromptBuilder(tokenizer, template), context_tokens)
     metadata = read_metadata(path)
     vocabulary = GgufTokenizer(path)
-    template = _template(metadata, vocabulary)
+    try:
+        template = _template(metadata, vocabulary)
+    except BadRequest:
+        vocabulary.close()
+        raise
     return TextModel(entry.name, vocabulary, PromptBuilder(vocabulary, template), context_tokens)
-
-
-def entry_for_path(path: Path) -> ModelEntry:
-    """A catalogue entry for a GGUF file named on a command line; its stem in lower case is its name."""
-    return ModelEntry(name=path.stem.lower(), file=str(path))
 
 
 def _template(metadata: GgufMetadata, tokenizer: GgufTokenizer) -> ChatTemplate:

@@ -66,8 +66,8 @@ def test_a_file_by_path_is_found(gguf: Gguf) -> None:
 
 
 def test_scripted_models_need_no_file() -> None:
-    """The scripted engine has no weights, whatever its entry names."""
-    assert locate(ModelEntry(name="x", engine="scripted", package="none")) is None
+    """The scripted engine has no weights."""
+    assert locate(ModelEntry(name="x", engine="scripted")) is None
 
 
 def test_arrays_are_skipped_but_figures_by_layer_count(gguf: Gguf) -> None:
