@@ -1,0 +1,54 @@
+"""`antiphon doctor`: checks this machine for `antiphon serve` and says what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from antiphon import __version__
+from antiphon.cli import checks, options
+from antiphon.cli.checks import Finding
+from antiphon.cli.models import find_model
+
+_CGROUP = "/sys/fs/cgroup"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = options.CommandParser(
+        "antiphon doctor",
+        description="Check versions, CPU, memory, model file and port. Exit code 1 when serving cannot work.",
+        epilog="example:\n  antiphon doctor --model ./my-model.gguf",
+    )
+    options.add_model_options(made)
+    made.add_argument("--host", default=options.LOOPBACK, help="address `serve` would listen on")
+    made.add_argument("--port", type=options.port, default=options.PORT, help="port `serve` would listen on")
+    made.add_argument("--json", action="store_true", help="print the findings as one JSON list")
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 1 when one is a fail. Raises NotFound, BadRequest."""
+    findings = list(_findings(args))
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{finding.level:<4}  {finding.subject:<18} {finding.text}")
+            if finding.advice:
+                print(f"{'':<25}→ {finding.advice}")
+    return 1 if checks.worst(findings) == "fail" else 0
+
+
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    entry = find_model(args.model, args.catalogue, args.context)
+    yield Finding("ok", "antiphon", __version__)
+    yield from checks.check_versions()
+    yield checks.check_llama(checks.read_text("/proc/cpuinfo"))
+    yield checks.check_cores(checks.num_usable_cores(), checks.read_text(f"{_CGROUP}/cpu.max"))
+    cgroup = {name: checks.read_text(f"{_CGROUP}/{name}") for name in ("memory.max", "memory.current")}
+    available_bytes = checks.available_memory(checks.read_text("/proc/meminfo"), cgroup)
+    yield from checks.check_model(entry, options.MAX_SEQUENCES, available_bytes)
+    yield checks.check_port(args.host, args.port)

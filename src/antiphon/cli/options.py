@@ -1,0 +1,207 @@
+"""What the commands' parsers share: one-line errors, value types, the options of a worker.
+
+Owns the form of a command line. Builds no settings: each command turns its arguments into the
+settings of its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from antiphon.core.errors import BadRequest
+
+DEFAULT_MODEL = "smollm2"
+LOOPBACK = "127.0.0.1"
+PORT = 8000
+MAX_SEQUENCES = 8
+_MIN_SECRET_CHARACTERS = 16
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, whose options are never guessed from their beginnings."""
+
+    def __init__(self, prog: str, *, description: str, epilog: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            usage=usage,
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2 and one line."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults where there are some, and examples as they are written."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
+
+
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """An argparse type: a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+port = whole(0, 65535)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server bound there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def reachable(host: str) -> str:
+    """An address at which this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": LOOPBACK, "": LOOPBACK, "::": "::1"}.get(host, host)
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL of a server that listens there, as this machine reaches it."""
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def require_loopback(host: str, *, behind_proxy: bool) -> None:
+    """Refuse to offer an API without keys to others, unless the operator says who guards it."""
+    if not behind_proxy and not is_loopback(host):
+        raise BadRequest(
+            f"--host {host} would open the API to everyone who reaches this machine: there are no keys yet. "
+            "Stay on 127.0.0.1, or put a proxy that checks callers in front and say --behind-proxy."
+        )
+
+
+def add_listen_options(parser: argparse.ArgumentParser, default_port: int) -> None:
+    """Where a process listens."""
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
+    parser.add_argument("--port", type=port, default=default_port, help="port to listen on; 0: a free one")
+
+
+def add_proxy_option(parser: argparse.ArgumentParser) -> None:
+    """The operator's word for the missing keys."""
+    parser.add_argument(
+        "--behind-proxy",
+        action="store_true",
+        help="a proxy in front checks who may call: allow a --host that others reach",
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model."""
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME|PATH.gguf",
+        help="model of the catalogue, or a GGUF file",
+    )
+    parser.add_argument(
+        "--catalogue", type=Path, metavar="FILE", help="models.toml whose entries add to the built-in ones"
+    )
+    parser.add_argument(
+        "--context",
+        type=whole(64),
+        metavar="TOKENS",
+        help="most tokens of prompt and answer together (default: what the catalogue says)",
+    )
+
+
+_ENGINE_OPTIONS = ("max_sequences", "kv_tokens", "threads", "weights")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """How a worker runs its model."""
+    parser.add_argument(
+        "--max-sequences",
+        type=whole(1, 1024),
+        default=MAX_SEQUENCES,
+        metavar="N",
+        help="answers a worker computes at the same time; each holds memory for its context",
+    )
+    parser.add_argument(
+        "--kv-tokens",
+        type=whole(64),
+        metavar="N",
+        help="tokens of KV cache in a worker (default: max-sequences times context)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole(1, 1024),
+        metavar="N",
+        help="engine threads (default: as step times recommend)",
+    )
+    parser.add_argument(
+        "--weights",
+        default="auto",
+        metavar="auto|as-is|FORMAT",
+        help="auto: the near-lossless format that is fastest here, measured at the first start; "
+        "as-is: the file's own",
+    )
+
+
+def engine_arguments(args: argparse.Namespace) -> list[str]:
+    """The engine options as a command line again, for a worker that `serve` starts."""
+    given = {name: getattr(args, name) for name in _ENGINE_OPTIONS}
+    return [
+        part
+        for name, value in given.items()
+        if value is not None
+        for part in ("--" + name.replace("_", "-"), str(value))
+    ]
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """What a process of a fleet shares with the others, and how `antiphon serve` runs it."""
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help="file whose text gateways and workers share"
+    )
+    parser.add_argument(
+        "--supervised",
+        action="store_true",
+        help="report events as JSON lines on stdout and stop when stdin closes, as `antiphon serve` wants it",
+    )
+    add_log_option(parser)
+
+
+def read_secret(file: Path | None) -> str:
+    """The secret between gateway and worker; without a file there is none. Raises BadRequest."""
+    if file is None:
+        return ""
+    try:
+        secret = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        raise BadRequest(f"--secret-file {file}: {reason}") from error
+    if len(secret) < _MIN_SECRET_CHARACTERS:
+        raise BadRequest(f"--secret-file {file}: a secret has at least {_MIN_SECRET_CHARACTERS} characters")
+    return secret
+
+
+def add_log_option(parser: argparse.ArgumentParser) -> None:
+    """How much is logged."""
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least level logged",
+    )

@@ -1,0 +1,52 @@
+"""`antiphon worker`: one worker process; gateways are told its address."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from antiphon.cli import options
+from antiphon.cli.models import find_model
+from antiphon.cli.process import Reporter, run_process
+from antiphon.core.errors import BadRequest
+from antiphon.obs.log import configure_logging
+from antiphon.worker.build import EngineSize
+from antiphon.worker.main import WorkerSettings, run_worker
+from antiphon.worker.weightcache import cache_folder
+
+_PORT = 8100
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = options.CommandParser(
+        "antiphon worker",
+        description="Run one worker: a model, its engine and one port for gateways, /healthz and /metrics.",
+        epilog="example:\n  antiphon worker --model smollm2 --port 8100 --secret-file secret",
+    )
+    options.add_model_options(made)
+    made.add_argument("--name", default="worker", help="what logs and metrics call it")
+    options.add_listen_options(made, _PORT)
+    options.add_engine_options(made)
+    options.add_process_options(made)
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C. Raises BadRequest; EngineFault when the engine died."""
+    if args.secret_file is None and not options.is_loopback(args.host):
+        raise BadRequest(f"--host {args.host} needs --secret-file: anyone could send this worker work")
+    settings = WorkerSettings(
+        entry=find_model(args.model, args.catalogue, args.context),
+        secret=options.read_secret(args.secret_file),
+        name=args.name,
+        host=args.host,
+        port=args.port,
+        weights=args.weights,
+        weights_folder=cache_folder(os.environ),
+        size=EngineSize(max_sequences=args.max_sequences, kv_tokens=args.kv_tokens, threads=args.threads),
+    )
+    reporter = Reporter("worker", args.host, supervised=args.supervised)
+    log = configure_logging(level=args.log_level).bind(worker=args.name)
+    main = run_worker(settings, reporter.ready, reporter.progress, log)
+    return run_process(main, args.host, args.port, supervised=args.supervised)
