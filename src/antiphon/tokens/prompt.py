@@ -3,9 +3,10 @@
 Text a user wrote may spell control tokens; it must stay text whatever the template does with it
 (trim, split, join, change case). So a chat is rendered twice: once as it is, and once with a mark,
 a character found nowhere in the chat, set into every user text before its first and behind its
-last visible character and behind each character that is not a letter or digit and occurs in a
-control token. A spelling without marks inside it is then the template's own. Those become control
-ids, the runs between them are encoded as plain text without the marks.
+last visible character and behind each delimiter, a character other than letters and digits that
+occurs in a control token (for a token of letters alone, its first). A spelling without marks inside
+it is then the template's own. Those become control ids, the runs between them are encoded as plain
+text without the marks.
 
 The marked rendering decides wherever its text is otherwise the plain one, which is nearly always.
 A template that looks into its messages (for `</think>`, say) may render marked text differently;
@@ -36,14 +37,13 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._special = tokenizer.special_tokens
+        # A spelling of one character has no room for a mark; no chat format uses one.
+        self._special = {s: i for s, i in tokenizer.special_tokens.items() if len(s) > 1}
         # Longest first: `<|end|>` must not hide in `<|end|>x` if both are tokens.
         spellings = sorted(self._special, key=len, reverse=True)
         self._spelling = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self._any_case = re.compile(self._spelling.pattern, re.IGNORECASE)
-        self._delimiters = sorted(
-            {c for spelling in spellings for c in spelling if not c.isalnum() and not c.isspace()}
-        )
+        self._delimiters = sorted(set().union(*map(_delimiters, spellings)))
 
     def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of the rendered chat up to where the answer begins. Raises BadRequest."""
@@ -102,6 +102,12 @@ class PromptBuilder:
             yield rendered[at : match.start()], self._special[match.group()]
             at = match.end()
         yield rendered[at:], None
+
+
+def _delimiters(spelling: str) -> set[str]:
+    """Characters of a control token behind which a mark breaks its spelling."""
+    delimiters = {c for c in spelling if not c.isalnum() and not c.isspace()}
+    return delimiters or {spelling[0], spelling[0].lower(), spelling[0].upper()}
 
 
 def _unused_character(texts: list[str]) -> str:
