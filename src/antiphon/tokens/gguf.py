@@ -15,7 +15,6 @@ import logging
 from pathlib import Path
 
 import llama_cpp
-import numpy as np
 
 from antiphon.core.errors import BadRequest
 from antiphon.tokens.bytelevel import utf8
@@ -95,8 +94,7 @@ class GgufTokenizer:
         count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, False)
         if count < 0:
             raise RuntimeError(f"llama.cpp wants {-count} tokens for {len(data)} bytes")
-        ids: list[int] = np.ctypeslib.as_array(buffer)[:count].tolist()
-        return ids
+        return buffer[:count]
 
     def piece(self, token_id: int) -> bytes:
         if not 0 <= token_id < len(self._pieces):
