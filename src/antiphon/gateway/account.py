@@ -18,6 +18,7 @@ from antiphon.obs.metrics import GatewayMetrics
 
 _KEY = "antiphon.account"
 _MAX_LABEL = 64
+_QUIET = frozenset({"/health", "/metrics"})  # asked for by machines, every few seconds
 CLIENT_GONE = 499  # for log and metrics only: nobody is there to read a status
 
 
@@ -106,7 +107,8 @@ class Account:
                 "tpot_s": _rounded(self.tpot_s),
                 "finish": ",".join(dict.fromkeys(self.finishes)) or None,
             }
-        log.info("request.finished", **{name: value for name, value in fields.items() if value is not None})
+        say = log.debug if self.route in _QUIET else log.info
+        say("request.finished", **{name: value for name, value in fields.items() if value is not None})
 
     def _observe(self, metrics: GatewayMetrics, model: str, e2e_s: float) -> None:
         metrics.prompt_tokens.labels(model).inc(self.num_prompt_tokens)

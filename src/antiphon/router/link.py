@@ -10,6 +10,7 @@ does not retry answers: that is the dispatcher's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -39,8 +40,9 @@ from antiphon.router.policy import ReplicaLoad
 LOST_AFTER_S = 3 * HEARTBEAT_S
 CONNECT_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 0.5
 BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 2.0
+BACKOFF_MAX_S = 1.0
 MAX_OUTBOX = 1024  # messages the worker has not taken yet; past that it gets no new work
 
 _NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0)
@@ -67,6 +69,7 @@ class WorkerLink:
         self._log = log.bind(worker=self.url)
         self._answers: dict[str, Answer] = {}
         self._num_dispatched = 0  # sequences sent since the last report
+        self._was_up = True  # before the attempt that failed; the first failure is news too
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = asyncio.Event()
 
@@ -109,31 +112,31 @@ class WorkerLink:
         pause_s = BACKOFF_MIN_S
         while True:
             try:
-                async with connect(
-                    self.url,
-                    additional_headers={"Authorization": f"Bearer {self._secret}"},
-                    user_agent_header="antiphon-gateway",
-                    compression=None,
-                    open_timeout=CONNECT_TIMEOUT_S,
-                    ping_interval=None,  # frames are the heartbeat
-                    close_timeout=1.0,
-                    max_size=MAX_FRAME_BYTES,
-                    proxy=None,
-                ) as socket:
-                    await self._serve(socket)
+                await self._serve(await self._connect())
             except InvalidStatus as error:
                 self._log.error("link.refused", status=error.response.status_code)
             except (OSError, WebSocketException, TimeoutError, ProtocolFault) as error:
-                was_up = self.is_up
-                pause_s = BACKOFF_MIN_S if was_up else pause_s
-                level = self._log.warning if was_up else self._log.debug
-                level("link.down", reason=_reason(error), num_answers=len(self._answers))
+                say = self._log.warning if self._was_up else self._log.debug  # once, not at each attempt
+                say("link.down", reason=str(error) or type(error).__name__)
             except Exception:  # noqa: BLE001 - supervisor: a fault of ours costs a connection, not the gateway
-                self._log.exception("link.fault", num_answers=len(self._answers))
-            finally:
-                self._lose_all()
+                self._log.exception("link.fault")
+            if self._was_up:
+                pause_s = BACKOFF_MIN_S
+                self._was_up = False
             await asyncio.sleep(pause_s * (0.5 + random.random()))
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+
+    async def _connect(self) -> ClientConnection:
+        return await connect(
+            self.url,
+            additional_headers={"Authorization": f"Bearer {self._secret}"},
+            user_agent_header="antiphon-gateway",
+            compression=None,
+            open_timeout=CONNECT_TIMEOUT_S,
+            ping_interval=None,  # frames are the heartbeat
+            max_size=MAX_FRAME_BYTES,
+            proxy=None,
+        )
 
     async def _serve(self, socket: ClientConnection) -> None:
         """Read frames until the worker is lost; what ends it is raised."""
@@ -146,8 +149,10 @@ class WorkerLink:
                     silence.reschedule(loop.time() + LOST_AFTER_S)
                     self._take(_decode(await socket.recv()))
         finally:
+            self._lose_all()  # before anything that waits
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+            await _hang_up(socket)
         writer.result()  # it ended first: raise what ended it
 
     def _greet(self, message: Hello | Frame) -> None:
@@ -156,7 +161,7 @@ class WorkerLink:
         if message.protocol != PROTOCOL:
             raise ProtocolFault(f"the worker speaks protocol {message.protocol}, this gateway {PROTOCOL}")
         self.info = message.info
-        self.load = _NO_LOAD
+        self._was_up = True
         self._num_dispatched = 0
         self._log.info("link.up", model=message.info.model, name=message.info.worker)
 
@@ -207,6 +212,14 @@ class WorkerLink:
             self._on_lost(answer)
 
 
+async def _hang_up(socket: ClientConnection) -> None:
+    """Say goodbye to a worker that listens; websockets would wait without end for one that does not read."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await socket.close()
+    socket.transport.abort()
+
+
 def _decode(data: bytes | str) -> Hello | Frame:
     if isinstance(data, str):
         raise ProtocolFault("a text message")
@@ -214,7 +227,3 @@ def _decode(data: bytes | str) -> Hello | Frame:
         return decode_up(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolFault(f"a message that does not decode: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__

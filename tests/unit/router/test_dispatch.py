@@ -1,0 +1,124 @@
+"""Which worker gets a generation, and what becomes of answers whose worker was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from antiphon.core.errors import NoReplica
+from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
+from antiphon.router.answer import Answer, Reader
+from antiphon.router.dispatch import Dispatcher
+from support.lines import Lines
+from support.loopback import SECRET, LoopbackWorker, Session, saying, silent, worker_info
+
+
+def make_generation(name: str = "g", model: str = "scripted") -> Generation:
+    return Generation(id=name, model=model, sampling=Sampling(seed=1, max_tokens=16))
+
+
+@contextlib.asynccontextmanager
+async def dispatcher(*workers: LoopbackWorker) -> AsyncIterator[Dispatcher]:
+    """A dispatcher whose links to these workers are up; ties go to the first."""
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker.running())
+        lines = Lines()
+        made = Dispatcher([worker.url for worker in workers], SECRET, lines.logger(), draw=lambda: 0.0)
+        task = asyncio.create_task(made.run())
+        try:
+            await lines.until("link.up", len(workers))
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def ends(answer: Answer) -> list[Terminal]:
+    """How the choices of this answer ended."""
+    reader = Reader([answer], idle_s=60)
+    found: list[Terminal] = []
+    async with asyncio.timeout(10):
+        while (events := await reader.read()) is not None:
+            found += [event.finish for _, event in events if event.finish is not None]
+    reader.close()
+    return found
+
+
+async def dying_before(session: Session, generation: Generation) -> None:
+    """Lost before the first token."""
+    await session.close()
+
+
+async def dying_after(session: Session, generation: Generation) -> None:
+    """Lost after two tokens."""
+    await session.send(StepOutput(generation.id, 0, 0, [104, 105]))
+    await session.close()
+
+
+async def test_only_workers_of_the_model_are_asked() -> None:
+    """A generation goes to the one that serves its model, however busy."""
+    other = LoopbackWorker(silent, worker_info("other"))
+    right = LoopbackWorker(saying("hi"))
+    async with dispatcher(other, right) as made:
+        assert [worker.model for worker in made.workers("other")] == ["other"]
+        assert await ends(made.start(make_generation())) == [Terminal.STOP]
+        assert right.submits.qsize() == 1
+        assert other.submits.empty()
+
+
+async def test_nobody_serves_the_model() -> None:
+    """The error asks the client to come again."""
+    async with dispatcher(LoopbackWorker(silent)) as made:
+        with pytest.raises(NoReplica) as caught:
+            made.start(make_generation(model="missing"))
+        assert caught.value.status == 503
+        assert caught.value.retry_after_s
+
+
+async def test_work_is_spread() -> None:
+    """Requests that arrive together do not all go to one worker."""
+    workers = [LoopbackWorker(silent), LoopbackWorker(silent)]
+    async with dispatcher(*workers) as made:
+        answers = [made.start(make_generation(str(number))) for number in range(10)]
+        for _ in range(5):
+            for worker in workers:
+                await asyncio.wait_for(worker.submits.get(), 10)
+        made.abort_all()
+        assert [await ends(answer) for answer in answers] == [[Terminal.ABORTED]] * 10
+
+
+async def test_an_answer_moves_before_its_first_token() -> None:
+    """Its worker is lost, the other one answers, nobody sees a difference."""
+    dying, healthy = LoopbackWorker(dying_before), LoopbackWorker(saying("hi"))
+    async with dispatcher(dying, healthy) as made:
+        answer = made.start(make_generation())
+        assert await ends(answer) == [Terminal.STOP]
+        assert bytes(answer.received[0].tolist()) == b"hi"
+        assert answer.num_moves == 1
+        assert healthy.submits.qsize() == 1
+
+
+async def test_an_answer_does_not_move_after_its_first_token() -> None:
+    """It ends as lost; what was received is kept."""
+    async with dispatcher(LoopbackWorker(dying_after), LoopbackWorker(saying("other"))) as made:
+        answer = made.start(make_generation())
+        assert await ends(answer) == [Terminal.LOST]
+        assert bytes(answer.received[0].tolist()) == b"hi"
+
+
+async def test_an_answer_moves_once() -> None:
+    """A request that kills workers does not go round all of them."""
+    workers = [LoopbackWorker(dying_before) for _ in range(3)]
+    async with dispatcher(*workers) as made:
+        assert await ends(made.start(make_generation())) == [Terminal.LOST]
+        assert sum(worker.submits.qsize() for worker in workers) == 2
+
+
+async def test_an_answer_without_another_worker_ends() -> None:
+    """Nowhere to move to: lost, not waiting."""
+    async with dispatcher(LoopbackWorker(dying_before)) as made:
+        assert await ends(made.start(make_generation())) == [Terminal.LOST]
