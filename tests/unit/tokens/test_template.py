@@ -78,6 +78,7 @@ def test_known_templates_render_as_llama_cpp_renders_them(source: str) -> None:
         ("{% generation %}{{ messages[-1].content }}{% endgeneration %}", "Hello"),
         ("{{ messages[0].content.split(' ')[-1].rstrip('.') }}", "brief"),
         ("{{ 'yes' if tools is none and add_generation_prompt and x is not defined }}", "yes"),
+        ("{{ '{}-{}'.format('a', [1]) }}", "a-[1]"),
         ("{{ bos_token + '%s-%d' % ('a', 1) + eos_token }}", "<s>a-1</s>"),
         ("{{ 'ab' * 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}", "abab10243[1, 2]"),
         ("{{ 'a\nb' | indent(2) }}|{{ 'a\nb' | indent(1, true) }}", "a\n  b| a\n b"),
