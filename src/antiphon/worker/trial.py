@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import statistics
 import subprocess
 import sys
 import time
@@ -23,18 +22,18 @@ from pathlib import Path
 import llama_cpp
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphon.core.clock import WallClock
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import Chunk
+from antiphon.worker.closeness import Closeness, Logits, compare
 
 PREFILL_TOKENS = 256
 BATCH_SEQUENCES = 8
 _DECODE_PROMPT_TOKENS = 32
 _CONTEXT_TOKENS = 512
 _MIN_REPEATS = 3
-_MAX_REPEATS = 128  # answers must fit the context of 512
+_MAX_REPEATS = 256  # answers must fit the context
 
 FORMATS = {
     "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
@@ -71,14 +70,12 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial found. The logit changes are against the source, over all positions of the text."""
+    """What a trial found."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float  # one sequence
     batch_tokens_per_s: float  # BATCH_SEQUENCES together
-    perplexity: float
-    mean_logit_change: float
-    max_logit_change: float
+    closeness: Closeness
     num_params: int
 
 
@@ -106,25 +103,23 @@ def run_trial(order: TrialOrder) -> Measured:
     path = Path(order.source)
     if order.format is not None:
         path = Path(order.output)
-        _quantise(order.source, order.format, order.output)
+        quantise(order.source, order.format, order.output)
     logits, ids, num_params = _read_text(path, order)
     if order.format is None:
         np.save(order.reference, logits)
-    change = np.abs(logits - np.load(order.reference, mmap_mode="r", allow_pickle=False))
+    closeness = compare(logits, np.load(order.reference, mmap_mode="r", allow_pickle=False), ids)
     prefill, decode, batch = _rates(path, order)
     return Measured(
         prefill_tokens_per_s=prefill,
         decode_tokens_per_s=decode,
         batch_tokens_per_s=batch,
-        perplexity=_perplexity(logits, ids),
-        mean_logit_change=float(change.mean()),
-        max_logit_change=float(change.max()),
+        closeness=closeness,
         num_params=num_params,
     )
 
 
-def _quantise(source: str, format_name: str, output: str) -> None:
-    """Write `source` in another format. Values it holds more coarsely do not get better by it."""
+def quantise(source: str, format_name: str, output: str) -> None:
+    """Write `source` in another format: the same bytes on every machine. Raises TrialFailed."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FORMATS[format_name]
     params.allow_requantize = True
@@ -132,7 +127,7 @@ def _quantise(source: str, format_name: str, output: str) -> None:
         raise TrialFailed(f"llama.cpp could not write the weights as {format_name}: is the disk full?")
 
 
-def _read_text(path: Path, order: TrialOrder) -> tuple[NDArray[np.float32], list[int], int]:
+def _read_text(path: Path, order: TrialOrder) -> tuple[Logits, list[int], int]:
     """Logits [tokens, vocab] of the built-in text, its ids, and the model's number of parameters."""
     text = resources.files("antiphon.worker").joinpath("perplexity.txt").read_bytes()
     num = order.effort.text_tokens
@@ -150,14 +145,6 @@ def _read_text(path: Path, order: TrialOrder) -> tuple[NDArray[np.float32], list
     num_params = int(llama_cpp.llama_model_n_params(model.model))
     model.close()
     return logits, ids, num_params
-
-
-def _perplexity(logits: NDArray[np.float32], ids: list[int]) -> float:
-    """exp of the mean negative log probability of each next token of the text."""
-    rows = logits[:-1].astype(np.float64)
-    highest = rows.max(axis=1)
-    totals = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
-    return float(np.exp((totals - rows[np.arange(len(ids) - 1), ids[1:]]).mean()))
 
 
 def _rates(path: Path, order: TrialOrder) -> tuple[float, float, float]:
@@ -189,14 +176,14 @@ def _prefill_rate(runner: LlamaRunner, seconds: float) -> float:
         runner.close(0)
         return took_s
 
-    return PREFILL_TOKENS / _median_s(step, seconds)
+    return PREFILL_TOKENS / _least_s(step, seconds)
 
 
 def _decode_rate(runner: LlamaRunner, num_sequences: int, seconds: float) -> float:
     prompt = [i % runner.vocab_size for i in range(100, 100 + _DECODE_PROMPT_TOKENS)]
     for sequence in range(num_sequences):
         runner.open(sequence, [])
-        runner.run([Chunk(sequence, 0, prompt, False)])
+    runner.run([Chunk(sequence, 0, prompt, False) for sequence in range(num_sequences)])
     positions = itertools.count(_DECODE_PROMPT_TOKENS)
 
     def step() -> float:
@@ -204,10 +191,10 @@ def _decode_rate(runner: LlamaRunner, num_sequences: int, seconds: float) -> flo
         ids = [position % runner.vocab_size]
         return _timed(runner, [Chunk(sequence, position, ids, True) for sequence in range(num_sequences)])
 
-    median_s = _median_s(step, seconds)
+    least_s = _least_s(step, seconds)
     for sequence in range(num_sequences):
         runner.close(sequence)
-    return num_sequences / median_s
+    return num_sequences / least_s
 
 
 def _timed(runner: LlamaRunner, chunks: list[Chunk]) -> float:
@@ -216,12 +203,12 @@ def _timed(runner: LlamaRunner, chunks: list[Chunk]) -> float:
     return time.perf_counter() - started
 
 
-def _median_s(step: Callable[[], float], seconds: float) -> float:
-    """Median seconds of `step`, repeated for about `seconds`."""
+def _least_s(step: Callable[[], float], seconds: float) -> float:
+    """Seconds of the fastest `step` of about `seconds` of them: others on the machine only slow it down."""
     times: list[float] = []
     while len(times) < _MIN_REPEATS or (sum(times) < seconds and len(times) < _MAX_REPEATS):
         times.append(step())
-    return statistics.median(times)
+    return min(times)
 
 
 def main() -> None:

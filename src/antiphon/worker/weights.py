@@ -5,9 +5,9 @@ first start the near-lossless formats are made and measured, and the fastest is 
 folder shared by all workers of the machine, with a record of what was found. The digest of the file
 served names the KV namespace, so a fleet tunes once and pins it (`sha256:<digest>`).
 
-`auto` never serves what a person did not ask for: a format whose perplexity differs from the
-source's by more than 0.5 % is out, coarser formats are made only when named, and where tuning fails
-the source is served as it is, with a warning. A named format or a pinned digest is served or refused.
+`auto` never serves what a person did not ask for: a format that is not near-lossless (closeness.py)
+is out, coarser formats are made only when named, and where tuning fails the source is served as it
+is, with a warning. A named format or a pinned digest is served or refused.
 
 One worker tunes, the others wait (a lock file); files appear by rename, whole or not at all.
 """
@@ -33,8 +33,7 @@ from antiphon.worker.weightcache import Locked, LockTimeout, cpu_identity, room_
 Progress: TypeAlias = Callable[[str, float], None]
 
 NEAR_LOSSLESS = ("Q8_0", "BF16")
-EXACT_FOR_FLOATS = ("F16", "F32")  # sources in these may also be served as F16
-MAX_PERPLEXITY_CHANGE = 0.005
+FLOAT_SOURCES = ("F16", "F32")  # F16 is near-lossless for these too
 MIN_GAIN = 1.03  # a new file must save at least this much time to be worth its disk
 _LOCK_DEADLINE_S = 1800.0
 
@@ -126,17 +125,12 @@ def choose_weights(source: Path, wanted: str, setup: TuningSetup) -> Weights:
 def pick(tried: list[Tried]) -> Tried:
     """The fastest near-lossless format; the source, which stands first, unless one is clearly faster."""
     source = tried[0]
-    fastest = min((t for t in tried if _is_close(t, source)), key=lambda t: t.seconds)
+    fastest = min((t for t in tried if t.measured.closeness.is_near_lossless), key=lambda t: t.seconds)
     return fastest if source.seconds >= MIN_GAIN * fastest.seconds else source
 
 
-def _is_close(candidate: Tried, source: Tried) -> bool:
-    change = candidate.measured.perplexity / source.measured.perplexity - 1.0
-    return abs(change) <= MAX_PERPLEXITY_CHANGE
-
-
 def _candidates(shipped: str) -> tuple[str, ...]:
-    formats = (*NEAR_LOSSLESS, "F16") if shipped in EXACT_FOR_FLOATS else NEAR_LOSSLESS
+    formats = (*NEAR_LOSSLESS, "F16") if shipped in FLOAT_SOURCES else NEAR_LOSSLESS
     return tuple(name for name in formats if name != shipped)
 
 
