@@ -99,9 +99,10 @@ def _command(conversation: Conversation, line: str) -> None:
 def _answer(conversation: Conversation, question: str) -> bool:
     """Print an answer as it comes; whether it came to its end or was stopped by the user."""
     try:
-        for text in conversation.ask(question):
-            sys.stdout.write(make_safe(text))
-            sys.stdout.flush()
+        with contextlib.closing(conversation.ask(question)) as pieces:
+            for text in pieces:
+                sys.stdout.write(make_safe(text))
+                sys.stdout.flush()
     except Refusal as refusal:
         print(f"\nantiphon chat: {make_safe(str(refusal))}", file=sys.stderr)
         return False

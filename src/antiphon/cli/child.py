@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,10 +31,10 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSettings:
-    """How a child is run. `arguments` are those of the `antiphon` command, without --host and --port."""
+    """How a child is run. `command` gets --host, --port and --supervised added."""
 
     name: str
-    arguments: Sequence[str]
+    command: Sequence[str]
     host: str = LOOPBACK
     port: int = 0  # 0: any free one, kept over restarts
     health_path: str
@@ -93,7 +92,7 @@ class Child:
     async def _live(self) -> int:
         """One life of the process, from start to end; its exit code, negative for a signal."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "antiphon.cli.main", *self._settings.arguments),
+            *self._settings.command,
             *("--host", self._settings.host, "--port", str(self.port), "--supervised"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -7,7 +7,8 @@ which aborts the answer on the server. Knows no terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -61,8 +62,11 @@ class Conversation:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._temperature = temperature
         self._turns: list[dict[str, str]] = []
+        if not self._url.startswith(("http://", "https://")):
+            raise BadRequest(f"--url {url}: write http://HOST:PORT")
         timeout = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
         try:
+            # No proxy of the environment: what is said to a server on this machine stays on it.
             self._client = httpx2.Client(base_url=self._url, timeout=timeout, trust_env=False)
         except httpx2.InvalidURL as error:
             raise BadRequest(f"--url {url}: {error}") from error
@@ -85,7 +89,7 @@ class Conversation:
             raise BadRequest(f"{self._url} answered {error.response.status_code}: is it Antiphon?") from error
         except msgspec.DecodeError as error:
             raise BadRequest(f"{self._url} does not speak OpenAI's API") from error
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except httpx2.TransportError as error:
             raise BadRequest(f"nobody serves at {self._url}. Start it with: antiphon serve") from error
         if not names:
             raise BadRequest(f"{self._url} serves no model")
@@ -95,21 +99,22 @@ class Conversation:
         """Forget what was said; the system prompt stays."""
         self._turns.clear()
 
-    def ask(self, question: str) -> Iterator[str]:
+    def ask(self, question: str) -> Generator[str, None, None]:
         """Yield the answer piece by piece. Raises Refusal."""
         self._turns.append({"role": "user", "content": question})
         answer: list[str] = []
         try:
-            for text in self._stream():
-                answer.append(text)
-                yield text
+            with contextlib.closing(self._stream()) as pieces:
+                for text in pieces:
+                    answer.append(text)
+                    yield text
         finally:
             if answer:
                 self._turns.append({"role": "assistant", "content": "".join(answer)})
             else:
                 self._turns.pop()
 
-    def _stream(self) -> Iterator[str]:
+    def _stream(self) -> Generator[str, None, None]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body: dict[str, object] = {"model": self.model, "messages": system + self._turns, "stream": True}
         if self._temperature is not None:

@@ -13,6 +13,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,8 +26,9 @@ from antiphon.cli.models import find_model
 from antiphon.cli.process import address_error
 from antiphon.tokens.modelfile import locate
 
+_ANTIPHON = (sys.executable, "-m", "antiphon.cli.main")
 _GRACE_S = 20.0  # more than the gateway gives its open answers
-_LINK_POLL_S = 0.05
+_LINK_POLL_S, _LINK_TIMEOUT_S = 0.05, 30.0
 _LINK_UP = re.compile(rb"^antiphon_worker_up\{.*\} 1\.0$", re.MULTILINE)
 
 
@@ -75,14 +77,8 @@ class _Serve:
         self._args = args
         self._console = console
         self._children: list[Child] = []
-        self._common = [
-            "--model",
-            args.model,
-            "--secret-file",
-            str(secret_file),
-            "--log-level",
-            args.log_level,
-        ]
+        self._common = ["--model", args.model, "--log-level", args.log_level]
+        self._common += ["--secret-file", str(secret_file)]
         if args.catalogue is not None:
             self._common += ["--catalogue", str(args.catalogue)]
         if args.context is not None:
@@ -104,7 +100,7 @@ class _Serve:
         return self._child(
             ChildSettings(
                 name=name,
-                arguments=["worker", *self._common, *engine, "--name", name],
+                command=[*_ANTIPHON, "worker", *self._common, *engine, "--name", name],
                 health_path="/healthz",
                 grace_s=_GRACE_S,
             )
@@ -116,7 +112,7 @@ class _Serve:
         return self._child(
             ChildSettings(
                 name="gateway",
-                arguments=["gateway", *self._common, *urls, *proxy],
+                command=[*_ANTIPHON, "gateway", *self._common, *urls, *proxy],
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",
@@ -143,11 +139,13 @@ class _Serve:
 
     async def _until_linked(self, gateway: Child, num_workers: int) -> None:
         """Wait until the gateway has reached its workers: only then does a request find one."""
-        while True:
+        deadline = asyncio.get_running_loop().time() + _LINK_TIMEOUT_S
+        while asyncio.get_running_loop().time() < deadline:
             page = await fetch(self._args.host, gateway.port, "/metrics")
             if page is not None and len(_LINK_UP.findall(page)) == num_workers:
                 return
             await asyncio.sleep(_LINK_POLL_S)
+        raise StartFailed(f"the gateway did not reach its workers within {_LINK_TIMEOUT_S:g} s")
 
     def _stop_on_signals(self) -> None:
         task = asyncio.current_task()

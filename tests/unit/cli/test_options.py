@@ -1,0 +1,123 @@
+"""The form of command lines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli import options
+from antiphon.core.errors import BadRequest
+from antiphon.worker.build import EngineSize
+
+
+def _parser() -> options.CommandParser:
+    parser = options.CommandParser("antiphon test", description="d", epilog="example:\n  antiphon test")
+    options.add_model_options(parser)
+    options.add_listen_options(parser, 8000)
+    options.add_engine_options(parser)
+    options.add_process_options(parser)
+    return parser
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "x"],
+        ["--port", "65536"],
+        ["--port", "-1"],
+        ["--context", "63"],
+        ["--nope"],
+        ["extra"],
+        ["--mod", "m"],
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong values, unknown options and shortened names end the command with one clear line."""
+    with pytest.raises(SystemExit) as end:
+        _parser().parse_args(arguments)
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("antiphon test: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("64", 64), ("007", 7)])
+def test_whole_numbers(text: str, number: int) -> None:
+    """Digits within the bounds are a number."""
+    assert options.whole(1, 64)(text) == number
+
+
+@pytest.mark.parametrize("text", ["0", "65", "", "1.5", "1e3", "٣", "²", "-1", "9" * 5000])
+def test_other_texts_are_no_whole_numbers(text: str) -> None:
+    """What is out of bounds, foreign digits and huge numbers are refused."""
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.whole(1, 64)(text)
+
+
+def test_engine_options_survive_the_way_to_a_worker() -> None:
+    """What `serve` is told about the engine is what its workers are told."""
+    given = ["--max-sequences", "3", "--threads", "2", "--weights", "as-is"]
+    args = _parser().parse_args(given)
+    again = _parser().parse_args(options.engine_arguments(args))
+    assert again == args
+
+
+def test_default_of_max_sequences_is_the_workers() -> None:
+    """The figure that help and doctor show is the one a worker uses."""
+    assert EngineSize().max_sequences == options.MAX_SEQUENCES
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_needs_no_proxy(host: str) -> None:
+    """Addresses that only this machine reaches are free to use."""
+    options.require_loopback(host, behind_proxy=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.4", "example.org", "127.0.0.1.example.org"])
+def test_other_hosts_need_a_proxy(host: str) -> None:
+    """Without keys nothing is opened to others, unless the operator says who guards it."""
+    with pytest.raises(BadRequest, match="--behind-proxy"):
+        options.require_loopback(host, behind_proxy=False)
+    options.require_loopback(host, behind_proxy=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("::", "http://[::1]:1"),
+        ("a.b", "http://a.b:1"),
+    ],
+)
+def test_url_of_a_server_can_be_called(host: str, url: str) -> None:
+    """The URL shown is one that works, also where a server listens on all addresses."""
+    assert options.base_url(host, 1) == url
+
+
+def test_secret_is_read_without_its_newline(tmp_path: Path) -> None:
+    """A secret file may end in a newline."""
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    assert options.read_secret(file) == "0123456789abcdef"
+    assert options.read_secret(None) == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"short", "äääääääääääääääääää".encode()])
+def test_bad_secrets_are_refused(tmp_path: Path, content: bytes) -> None:
+    """Short secrets and those that cannot stand in a header are refused, without showing them."""
+    file = tmp_path / "secret"
+    file.write_bytes(content)
+    with pytest.raises(BadRequest, match="secret") as refusal:
+        options.read_secret(file)
+    assert not content or content.decode() not in refusal.value.message
+
+
+def test_missing_secret_file_is_named(tmp_path: Path) -> None:
+    """The message says which file."""
+    with pytest.raises(BadRequest, match="nowhere"):
+        options.read_secret(tmp_path / "nowhere")
