@@ -18,9 +18,12 @@ from starlette.types import Scope
 from antiphon.core.errors import (
     AntiphonError,
     BadRequest,
+    Busy,
+    ContextTooLong,
     DeadlineExceeded,
     EngineFault,
     MethodNotAllowed,
+    NoReplica,
     NotFound,
     WorkerLost,
 )
@@ -28,6 +31,9 @@ from antiphon.core.generation import Terminal
 from antiphon.gateway.reply import ErrorBody, ErrorResponse
 
 _MAX_SHOWN = 80
+_REFUSALS: dict[str, type[AntiphonError]] = {
+    str(kind.code): kind for kind in (BadRequest, ContextTooLong, Busy, NoReplica)
+}
 
 
 def envelope(error: AntiphonError) -> ErrorResponse:
@@ -56,9 +62,14 @@ def internal_error() -> AntiphonError:
     )
 
 
-def of_terminal(finish: Terminal) -> AntiphonError | None:
-    """The error in which an answer that ended like this ends for its client; None where it ended well."""
+def of_output(finish: Terminal, detail: str | None) -> AntiphonError | None:
+    """The error in which an answer that ended like this ends for its client; None where it ended well.
+
+    `detail` is the worker's word on it: for the log, except where it refuses, which it does in ours.
+    """
     match finish:
+        case Terminal.STOP | Terminal.LENGTH | Terminal.TOOL_CALLS | Terminal.CONTENT_FILTER:
+            return None
         case Terminal.LOST:
             return WorkerLost("The worker that computed this answer was lost. Please try again.")
         case Terminal.ERROR:
@@ -66,9 +77,17 @@ def of_terminal(finish: Terminal) -> AntiphonError | None:
         case Terminal.DEADLINE:
             return DeadlineExceeded("The answer was not complete before the request's time ran out.")
         case Terminal.ABORTED:
-            return WorkerLost("The worker ended this answer early. Please try again.")
-        case _:
-            return None
+            return WorkerLost("The answer was ended early by the server. Please try again.")
+        case Terminal.REFUSED:
+            return _refusal(detail or "")
+
+
+def _refusal(detail: str) -> AntiphonError:
+    code, _, message = detail.partition(": ")
+    kind = _REFUSALS.get(code)
+    if kind is None:
+        return EngineFault("The worker could not take this request. Please try again.")
+    return kind(message, code=code)
 
 
 def raise_ours(request: Request, error: Exception) -> Response:

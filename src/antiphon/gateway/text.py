@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from antiphon.core.errors import EngineFault
 from antiphon.core.generation import StepOutput, Terminal, TokenLogprobs
 from antiphon.gateway.account import Account
-from antiphon.gateway.errors import of_terminal
+from antiphon.gateway.errors import of_output
 from antiphon.gateway.reply import FinishReason
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer, Reader
@@ -140,7 +140,7 @@ class TextStream:
         if tail.stopped:
             finish = Terminal.STOP
         self._account.finishes.append(finish)
-        error = of_terminal(finish)
+        error = of_output(finish, detail)
         if error is not None:
             self._log.warning(
                 "answer.failed", request_id=self._account.request_id, finish=finish.value, detail=detail

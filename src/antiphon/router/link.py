@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from antiphon.core.errors import BadRequest, NoReplica
-from antiphon.core.generation import Load, WorkerInfo
+from antiphon.core.generation import Load, Terminal, WorkerInfo
 from antiphon.core.wire import (
     HEARTBEAT_S,
     MAX_FRAME_BYTES,
@@ -45,6 +45,7 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 MAX_OUTBOX = 1024  # messages the worker has not taken yet; past that it gets no new work
 
+_TURNED_AWAY = f"{NoReplica.code}:"
 _NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -176,6 +177,10 @@ class WorkerLink:
             answer = answers.get(output.generation)
             if answer is None:
                 continue  # ended here while the frame was on its way
+            if output.finish is Terminal.REFUSED and (output.error or "").startswith(_TURNED_AWAY):
+                del answers[output.generation]  # it began to drain when this was on its way down
+                self._on_lost(answer)
+                continue
             answer.deliver(output)
             if answer.is_finished:
                 del answers[output.generation]

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from antiphon.core.errors import NoReplica
-from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
+from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal
 from antiphon.router.answer import Answer, Reader
 from antiphon.router.dispatch import Dispatcher
 from support.lines import Lines
 from support.loopback import SECRET, LoopbackWorker, Session, saying, silent, worker_info
 
 
-def make_generation(name: str = "g", model: str = "scripted") -> Generation:
-    return Generation(id=name, model=model, sampling=Sampling(seed=1, max_tokens=16))
+def make_generation(name: str = "g", model: str = "scripted", n: int = 1) -> Generation:
+    return Generation(id=name, model=model, sampling=Sampling(seed=1, max_tokens=16), n=n)
 
 
 @contextlib.asynccontextmanager
@@ -108,6 +108,37 @@ async def test_an_answer_does_not_move_after_its_first_token() -> None:
         answer = made.start(make_generation())
         assert await ends(answer) == [Terminal.LOST]
         assert bytes(answer.received[0].tolist()) == b"hi"
+
+
+async def test_a_draining_worker_turns_away_what_was_on_its_way() -> None:
+    """The request goes to another one, all its choices together."""
+
+    async def draining(session: Session, generation: Generation) -> None:
+        session.load = Load(0, 0, 0, 0, 0, 0, 0, draining=True)
+        refusal = "no_replica: The worker is about to stop."
+        await session.send(
+            *[
+                StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=refusal)
+                for choice in range(generation.n)
+            ]
+        )
+
+    healthy = LoopbackWorker(saying("hi"))
+    async with dispatcher(LoopbackWorker(draining), healthy) as made:
+        assert await ends(made.start(make_generation(n=2))) == [Terminal.STOP, Terminal.STOP]
+        assert healthy.submits.qsize() == 1
+
+
+async def test_other_refusals_do_not_move() -> None:
+    """Another worker would say the same."""
+
+    async def refusing(session: Session, generation: Generation) -> None:
+        await session.send(
+            StepOutput(generation.id, 0, 0, [], Terminal.REFUSED, error="context_length_exceeded: Too long.")
+        )
+
+    async with dispatcher(LoopbackWorker(refusing), LoopbackWorker(saying("hi"))) as made:
+        assert await ends(made.start(make_generation())) == [Terminal.REFUSED]
 
 
 async def test_an_answer_moves_once() -> None:
