@@ -132,7 +132,7 @@ general_settings:
         )
         port = free_port()
         argv = [str(binary), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_TELEMETRY": "False"}
+        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
         command = Command(
             "LiteLLM", [*argv, "--num_workers", "1"], f"http://127.0.0.1:{port}", "/health/liveliness", env
         )

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
 import pytest
+import uvloop
 from bench.client import Answer, EventReader, Request, Target, encode, send
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,16 @@ async def test_reads_the_same_answer_however_it_is_cut(playback: Playback, size:
     assert answer.fault is None
     assert (answer.status, answer.num_tokens, answer.num_prompt_tokens, answer.num_cached) == (200, 3, 7, 4)
     assert answer.num_events == 4
+
+
+def test_the_client_runs_on_uvloop_too(playback: Playback) -> None:
+    """The benches run on uvloop, whose transports are not asyncio's."""
+
+    async def once() -> Answer:
+        async with playback([GOOD]) as target:
+            return await ask(target)
+
+    assert uvloop.run(once()).fault is None
 
 
 async def test_first_token_is_the_first_text(playback: Playback) -> None:
