@@ -15,8 +15,8 @@ test: setup ## all tests (network-free, under 15 minutes on 2 cores)
 	@$(bin)/python -m pytest $(ARGS)
 
 check: setup ## style, types, layers, generated docs
-	@$(bin)/ruff check src tests bench
-	@$(bin)/ruff format --check src tests bench
+	@$(bin)/ruff check src tests bench scripts
+	@$(bin)/ruff format --check src tests bench scripts
 	@$(bin)/mypy
 	@$(bin)/lint-imports --no-cache
 	@$(bin)/python -m scripts.docs --check
@@ -28,4 +28,4 @@ bench: setup ## one bench: make bench NAME=engine ARGS=--quick
 	@$(bin)/python -m bench $(NAME) $(ARGS)
 
 format: setup
-	@$(bin)/ruff check --fix src tests bench; $(bin)/ruff format src tests bench
+	@$(bin)/ruff check --fix src tests bench scripts; $(bin)/ruff format src tests bench scripts

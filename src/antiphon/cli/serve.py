@@ -27,7 +27,7 @@ from antiphon.cli.process import address_error
 from antiphon.tokens.modelfile import locate
 
 _ANTIPHON = (sys.executable, "-m", "antiphon.cli.main")
-_GRACE_S = 20.0  # more than the gateway gives its open answers
+GRACE_S = 20.0  # for a process to stop in order; more than the gateway gives its open answers
 _LINK_POLL_S, _LINK_TIMEOUT_S = 0.05, 30.0
 _LINK_UP = re.compile(rb"^antiphon_worker_up\{.*\} 1\.0$", re.MULTILINE)
 
@@ -102,7 +102,7 @@ class _Serve:
                 name=name,
                 command=[*_ANTIPHON, "worker", *self._common, *engine, "--name", name],
                 health_path="/healthz",
-                grace_s=_GRACE_S,
+                grace_s=GRACE_S,
             )
         )
 
@@ -116,7 +116,7 @@ class _Serve:
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",
-                grace_s=_GRACE_S,
+                grace_s=GRACE_S,
             )
         )
 

@@ -8,6 +8,7 @@ dropped: a client that sends them expects an effect that it must not have.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from antiphon.core.errors import BadRequest, BodyTooLarge, RequestTimeout, Unsup
 from antiphon.gateway.schema import ChatRequest, CompletionRequest, SharedFields
 
 BODY_TIMEOUT_S = 30.0
+DISCARD_TIMEOUT_S = 5.0
+MAX_DISCARDED_BYTES = 64 * 2**20
 
 _STEERING = """
 add_generation_prompt add_special_tokens allowed_token_ids api_base api_key api_version bad_words base_url
@@ -28,7 +31,7 @@ prompt_logprobs prompt_token_ids skip_special_tokens stop_token_ids structured_o
 vllm_xargs
 """
 _UNSERVED = "audio moderation web_search_options"  # OpenAI's, and they would change the answer
-_REFUSED = frozenset(f"{_STEERING} {_UNSERVED}".split())
+REFUSED = frozenset(f"{_STEERING} {_UNSERVED}".split())
 
 R = TypeVar("R", bound=SharedFields)
 
@@ -53,10 +56,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         raise UnsupportedMedia("Send the body as JSON with the header 'Content-Type: application/json'.")
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise UnsupportedMedia("Compressed request bodies are not accepted; send plain JSON.")
-    too_large = BodyTooLarge(f"The request body is larger than {max_bytes} bytes.")
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:20]) > max_bytes:
-        raise too_large
+        if b"expect" not in headers:  # who waits for a go-ahead has sent nothing that must be read
+            await _discard(receive)
+        raise _too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -66,11 +70,29 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                     raise RequestTimeout("The client left before the request was complete.")
                 body += message.get("body", b"")
                 if len(body) > max_bytes:
-                    raise too_large
+                    del body[:]
+                    await _discard(receive)
+                    raise _too_large(max_bytes)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
         raise RequestTimeout(f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while, keeping nothing: a client that is still sending would not see the answer."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            while num_bytes < MAX_DISCARDED_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {max_bytes} bytes.")
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -100,7 +122,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def _decode(body: bytes, decoder: msgspec.json.Decoder[R]) -> R:
     try:
         fields = _fields.decode(body)
-        for name in sorted(fields.keys() & _REFUSED):
+        for name in sorted(fields.keys() & REFUSED):
             if bytes(fields[name]).strip() != b"null":
                 raise _unserved(name)
         return decoder.decode(body)

@@ -1,0 +1,112 @@
+"""Writes the documents that are made from code: `python -m scripts.docs [--check]`.
+
+    docs/config.md      commands and options, from their parsers
+    docs/api.md         request fields, from the gateway's schema and the notes in scripts/fields.py
+    docs/metrics.md     metrics, from obs/metrics.py
+    docs/benchmarks.md  by the benches themselves, from their stored runs
+
+With --check nothing is written; exit code 1 names the pages that are stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench import docs as benchmarks
+from bench import report
+from prometheus_client import Counter, Gauge, Histogram
+from scripts.fields import api_page
+
+from antiphon.cli.main import COMMANDS, load
+from antiphon.obs.metrics import GatewayMetrics, WorkerMetrics
+
+DOCS = Path(__file__).parent.parent / "docs"
+_NOTICE = "Written by `make docs` from {source}; do not edit.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check all pages."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Write the generated docs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is stale")
+    args = parser.parse_args(argv)
+    made = pages()
+    stale = [name for name, text in made.items() if not _is_current(DOCS / name, text)]
+    runs = report.stored()
+    if args.check:
+        stale += ["benchmarks.md"] if benchmarks.is_stale(runs) else []
+        if stale:
+            print(f"stale: {', '.join(f'docs/{name}' for name in stale)}; run: make docs", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (DOCS / name).write_text(made[name], "utf-8")
+        print(f"wrote docs/{name}")
+    benchmarks.write(runs)
+    return 0
+
+
+def pages() -> dict[str, str]:
+    """The pages by file name."""
+    return {"config.md": _config_page(), "metrics.md": _metrics_page(), "api.md": api_page()}
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text("utf-8") == text
+
+
+def _config_page() -> str:
+    parts = [
+        "# Commands and options\n",
+        _NOTICE.format(source="the parsers in `cli/`"),
+        "There is no configuration file: models stand in a catalogue (`models.toml`), everything else is an "
+        "option. Exit codes: 0 done, 1 failed, 2 asked for what cannot be done, 130 left with Ctrl-C.\n",
+    ]
+    for name in COMMANDS:
+        parser = load(name).parser()
+        parts += [
+            f"## antiphon {name}\n",
+            f"{parser.description}\n",
+            *_table(("option", "value", "default", "meaning"), map(_option_row, parser._actions[1:])),
+            "",
+            f"```\n{parser.epilog}\n```\n",
+        ]
+    return "\n".join(parts)
+
+
+def _option_row(action: argparse.Action) -> tuple[str, str, str, str]:
+    value = action.metavar or ("" if action.nargs == 0 else action.dest.upper())
+    if action.choices is not None:
+        value = "|".join(map(str, action.choices))
+    default = "" if action.default is None or action.nargs == 0 else f"`{action.default}`"
+    return f"`{action.option_strings[-1]}`", str(value), default, str(action.help)
+
+
+def _metrics_page() -> str:
+    parts = [
+        "# Metrics\n",
+        _NOTICE.format(source="`obs/metrics.py`"),
+        "Both processes answer `GET /metrics` in Prometheus' text form. Histograms add `_bucket`, `_sum` and "
+        "`_count`. Names follow vLLM's where it has one.\n",
+    ]
+    for title, metrics in (("gateway", GatewayMetrics()), ("worker", WorkerMetrics())):
+        rows = [_metric_row(m) for m in vars(metrics).values() if isinstance(m, Counter | Gauge | Histogram)]
+        parts += [f"## {title}\n", *_table(("name", "kind", "labels", "meaning"), rows), ""]
+    return "\n".join(parts)
+
+
+def _metric_row(metric: Counter | Gauge | Histogram) -> tuple[str, str, str, str]:
+    (family,) = metric.describe()
+    suffix = "_total" if family.type == "counter" else ""
+    labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+    return f"`{family.name}{suffix}`", family.type, labels, family.documentation
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
