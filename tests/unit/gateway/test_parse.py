@@ -310,19 +310,47 @@ async def test_compressed_bodies_are_refused() -> None:
 
 @pytest.mark.parametrize("length", ["101", "9" * 30])
 async def test_an_announced_length_is_refused_before_reading(length: str) -> None:
-    """Nothing of it is held in memory."""
+    """A client that waits for a go-ahead does not get it."""
 
     async def never() -> dict[str, Any]:
         raise AssertionError("the body was read")
 
     with pytest.raises(BodyTooLarge):
-        await read_body(scope(content_length=length), never, 100)
+        await read_body(scope(content_length=length, expect="100-continue"), never, 100)
 
 
-async def test_an_unannounced_length_is_refused_on_the_way() -> None:
-    """A chunked upload stops at the bound."""
+@pytest.mark.parametrize("headers", [{}, {"content_length": "150"}])
+async def test_the_rest_of_a_large_body_is_read_away(headers: dict[str, str]) -> None:
+    """Else its sender would see a broken connection in place of the error."""
+    parts = [b"x" * 60] * 3
+    receive = receiving(*parts)
     with pytest.raises(BodyTooLarge):
-        await read_body(scope(), receiving(b"x" * 60, b"x" * 60, b"never read"), 100)
+        await read_body(scope(**headers), receive, 100)
+    with pytest.raises(IndexError):
+        await receive()
+
+
+async def test_reading_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes, for a sender without end; in time, for one that stops."""
+    monkeypatch.setattr(parse, "MAX_DISCARDED_BYTES", 1000)
+    monkeypatch.setattr(parse, "DISCARD_TIMEOUT_S", 0.01)
+    num_parts = 0
+
+    async def endless() -> dict[str, Any]:
+        nonlocal num_parts
+        num_parts += 1
+        return {"type": "http.request", "body": b"x" * 101, "more_body": True}
+
+    with pytest.raises(BodyTooLarge):
+        await read_body(scope(), endless, 100)
+    assert num_parts == 1 + 10
+
+    async def stuck() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    with pytest.raises(BodyTooLarge):
+        await read_body(scope(content_length="101"), stuck, 100)
 
 
 async def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
