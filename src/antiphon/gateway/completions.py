@@ -130,7 +130,7 @@ class CompletionWriter:
         if piece.finish is None and not piece.tokens:
             before, after = self._frame(piece.choice)
             return before + json.dumps(piece.text).encode() + after
-        logprobs = self._logprobs(piece)
+        logprobs = self._logprobs(piece) if piece.tokens else None
         choice = CompletionChoice(piece.choice, piece.text, logprobs, piece.finish_reason)
         return event(self._completion([choice]))
 
