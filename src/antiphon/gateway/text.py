@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from antiphon.core.errors import EngineFault
 from antiphon.core.generation import StepOutput, Terminal, TokenLogprobs
@@ -31,16 +32,14 @@ _REASONS: dict[Terminal, FinishReason] = {
 _NO_MATTER_S = 60.0  # silence matters only to streams
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True):
     """A chosen token with its log probabilities."""
 
     token_id: int
     logprobs: TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Text of one choice that may leave now. `tokens` is empty where no log probabilities were asked for."""
 
     choice: int

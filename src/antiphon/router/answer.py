@@ -1,8 +1,9 @@
 """One generation's answer as it arrives: a numbered log of step outputs, and the ids received.
 
-Owned by one event loop. A link delivers, one reader reads; between them stands the log, bounded by
-the answer's own `n * max_tokens`, so a slow reader never holds up the link. Whatever happens, each
-choice ends in exactly one output with `finish`; after the last one the log is closed.
+Owned by one event loop. A link delivers, one reader reads; between them stands the log, so a slow
+reader never holds up the link: it falls behind, and past `MAX_UNREAD` outputs it has lost its place.
+Whatever happens, each choice ends in exactly one output with `finish`; after the last one the log is
+closed.
 
 The ids received so far are kept, so that a lost worker's answer can be carried on elsewhere.
 """
@@ -13,8 +14,11 @@ import array
 import asyncio
 from collections.abc import Callable, Sequence
 
-from antiphon.core.eventlog import EventLog
+from antiphon.core.errors import RequestTimeout
+from antiphon.core.eventlog import EventLog, EventsGone
 from antiphon.core.generation import Generation, StepOutput, Terminal, WorkerInfo
+
+MAX_UNREAD = 32768  # outputs, of all choices of an answer
 
 
 class ProtocolFault(Exception):
@@ -26,7 +30,7 @@ class Answer:
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self.events: EventLog[StepOutput] = EventLog(limit=_most_events(generation))
+        self.events: EventLog[StepOutput] = EventLog(limit=MAX_UNREAD)
         self.received = [array.array("I") for _ in range(generation.n)]
         self.worker: WorkerInfo | None = None  # who computes it now
         self.num_moves = 0  # times it was given to another worker
@@ -125,7 +129,8 @@ class Reader:
     async def read(self) -> list[tuple[int, StepOutput]] | None:
         """What arrived since the last call, each with its answer's index.
 
-        [] after `idle_s` of silence, None after the end of all answers.
+        [] after `idle_s` of silence, None after the end of all answers. Raises RequestTimeout where
+        the reader was so slow that outputs were dropped.
         """
         while True:
             events = self._take()
@@ -151,7 +156,13 @@ class Reader:
         for index, log in enumerate(self._logs):
             number = self._numbers[index]
             if log.next_number > number:
-                events.extend((index, output) for output in log.since(number))
+                try:
+                    events.extend((index, output) for output in log.since(number))
+                except EventsGone:
+                    raise RequestTimeout(
+                        "The client reads too slowly: parts of the answer had to be dropped.",
+                        code="client_too_slow",
+                    ) from None
                 self._numbers[index] = log.next_number
                 log.forget(log.next_number)
         return events
@@ -169,8 +180,3 @@ class Reader:
             silent_s = 0.0
             self._wake()
         self._timer = self._loop.call_later(self._idle_s - silent_s, self._look_at_clock)
-
-
-def _most_events(generation: Generation) -> int:
-    # Each output brings a token or an end; an end may come alone.
-    return generation.n * (generation.sampling.max_tokens + 1)

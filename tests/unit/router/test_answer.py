@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.errors import RequestTimeout
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal, TokenLogprobs
 from antiphon.router.answer import Answer, ProtocolFault, Reader
 from support.loopback import worker_info
@@ -157,6 +158,18 @@ async def test_events_read_are_forgotten() -> None:
     assert answer.events.since(answer.events.next_number) == []
     with pytest.raises(LookupError):
         answer.events.since(0)
+    reader.close()
+
+
+async def test_a_reader_that_lost_its_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not read is bounded; the reader never gets an answer with a hole in it."""
+    monkeypatch.setattr("antiphon.router.answer.MAX_UNREAD", 5)
+    answer = make_answer()
+    reader = Reader([answer], idle_s=60)
+    for position in range(6):
+        answer.deliver(output(position, [1]))
+    with pytest.raises(RequestTimeout):
+        await reader.read()
     reader.close()
 
 
