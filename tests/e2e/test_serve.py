@@ -96,6 +96,17 @@ def wait_until_said(served: Served, text: str) -> None:
         time.sleep(0.05)
 
 
+def wait_for_family(process: subprocess.Popen[str], size: int) -> list[psutil.Process]:
+    """The process's children and theirs, once there are so many."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        family = psutil.Process(process.pid).children(recursive=True)
+        if len(family) >= size:
+            return family
+        assert time.monotonic() < until, "no such family"
+        time.sleep(0.02)
+
+
 def wait_until_gone(processes: Sequence[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, PATIENCE_S)
     assert alive == []
@@ -229,6 +240,21 @@ def test_model_that_llama_cannot_load_ends_serve(tmp_path: Path, model_path: Pat
     assert "could not load broken.gguf" in done.stderr
     assert "antiphon serve: worker-1 could not start" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.model
+def test_stop_while_weights_are_measured_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM during the long work of a first start ends that work, too."""
+    environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    process = subprocess.Popen([*SERVE, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environ)
+    assert process.stderr is not None
+    with process.stderr:
+        while "measuring" not in process.stderr.readline():
+            assert process.poll() is None
+        family = wait_for_family(process, 2)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    wait_until_gone(family)
 
 
 @pytest.mark.model

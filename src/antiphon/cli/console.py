@@ -29,7 +29,8 @@ class Console:
         if self._is_terminal:
             percent = "" if progress.fraction is None else f" {progress.fraction:4.0%}"
             width = shutil.get_terminal_size().columns - len(percent) - 1
-            sys.stderr.write(f"{_CLEAR_LINE}{text[:width]}{percent}")
+            # The cursor goes back to the margin: a process that logs now writes over this line.
+            sys.stderr.write(f"{_CLEAR_LINE}{text[:width]}{percent}\r")
             sys.stderr.flush()
         elif self._last.get(name) != text:
             self._last[name] = text

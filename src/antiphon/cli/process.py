@@ -15,9 +15,9 @@ from typing import Any
 import uvloop
 
 from antiphon.cli.events import Progress, Ready, tell
-from antiphon.cli.lifeline import follow_parent
 from antiphon.cli.options import base_url
 from antiphon.core.errors import BadRequest
+from antiphon.worker.lifeline import follow_parent
 
 
 class Reporter:

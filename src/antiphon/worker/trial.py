@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from antiphon.core.clock import WallClock
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import Chunk
 from antiphon.worker.closeness import Closeness, Logits, compare
+from antiphon.worker.lifeline import follow_parent
 
 PREFILL_TOKENS = 256
 BATCH_SEQUENCES = 8
@@ -82,16 +84,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def run_in_child(order: TrialOrder) -> Measured:
     """Run a trial in a child process. Raises TrialFailed."""
     command = [sys.executable, "-m", "antiphon.worker.trial", msgspec.json.encode(order).decode()]
+    stdin, lifeline = os.pipe()  # closes with this process, however it ends
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             timeout=order.effort.timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise TrialFailed(f"not done after {order.effort.timeout_s:.0f} s") from error
+    finally:
+        os.close(stdin)
+        os.close(lifeline)
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         raise TrialFailed(words[-1] if words else f"the process ended with status {done.returncode}")
@@ -213,6 +219,7 @@ def _least_s(step: Callable[[], float], seconds: float) -> float:
 
 def main() -> None:
     """Entry point of the child process."""
+    follow_parent()
     order = msgspec.json.decode(sys.argv[1], type=TrialOrder)
     try:
         measured = run_trial(order)

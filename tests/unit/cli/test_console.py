@@ -60,4 +60,4 @@ def test_progress_is_one_changing_line_on_a_terminal(monkeypatch: pytest.MonkeyP
     console.progress("w", Progress("x" * 100, 0.5))
     console.note("done")
     clear = "\r\x1b[K"
-    assert terminal.getvalue() == f"{clear}w: {'x' * 11}  50%{clear}done\n"
+    assert terminal.getvalue() == f"{clear}w: {'x' * 11}  50%\r{clear}done\n"

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-_HEAD = "import sys, threading, signal; from antiphon.cli import lifeline; "
+_HEAD = "import sys, threading, signal; from antiphon.worker import lifeline; "
 
 
 def _start(code: str) -> subprocess.Popen[bytes]:
