@@ -42,7 +42,7 @@ def envelope_of(response: bytes) -> dict[str, object]:
 
 
 async def health_is(running: Gateway, status: int, **how: bytes | None) -> None:
-    response = await running.raw(request("GET", "/health", **how))  # type: ignore
+    response = await running.raw(request("GET", "/health", **how))
     assert status_of(response) == status, how
 
 
@@ -91,7 +91,7 @@ async def test_forwarding_headers_decide_nothing() -> None:
 async def test_http_1_0() -> None:
     """Answered, with or without a Host."""
     async with gateway(LoopbackWorker(saying("hello"))) as running:
-        await health_is(running, 200, host=None, version="1.0")  # type: ignore
+        await health_is(running, 200, host=None, version="1.0")
         response = await running.raw(request(body=BODY, version="1.0"))
         assert status_of(response) == 200
         assert b'"content":"hello"' in response

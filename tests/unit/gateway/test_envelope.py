@@ -29,7 +29,7 @@ ALL = [
 
 
 def raised(kind: type[AntiphonError]) -> AntiphonError:
-    return kind("words", allow="POST") if kind is MethodNotAllowed else kind("words", param="p")  # type: ignore
+    return kind("words", allow="POST") if kind is MethodNotAllowed else kind("words", param="p")
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
