@@ -105,9 +105,7 @@ class WorkerMetrics:
         self.prefix_hits = Counter(
             "antiphon_prefix_cache_hits", "Prompt tokens found there.", registry=registry
         )
-        self.prefill_tokens = Counter(
-            "antiphon_prefill_tokens", "Prompt tokens computed.", registry=registry
-        )
+        self.prefill_tokens = Counter("antiphon_prefill_tokens", "Prompt tokens computed.", registry=registry)
         self.generation_tokens = Counter(
             "antiphon_generation_tokens", "Answer tokens computed.", registry=registry
         )
