@@ -118,6 +118,7 @@ async def _serve(
     on_ready: Callable[[int], None],
 ) -> None:
     listener = socket.create_server((settings.host, settings.port))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited: asyncio skips such sockets
     config = uvicorn.Config(
         app,
         log_config=None,
