@@ -173,7 +173,11 @@ def engine_arguments(args: argparse.Namespace) -> list[str]:
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """What a process of a fleet shares with the others, and how `antiphon serve` runs it."""
     parser.add_argument(
-        "--secret-file", type=Path, metavar="FILE", help="file whose text gateways and workers share"
+        "--secret-file",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file with the secret that gateways and workers share",
     )
     parser.add_argument(
         "--supervised",
@@ -183,10 +187,8 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     add_log_option(parser)
 
 
-def read_secret(file: Path | None) -> str:
-    """The secret between gateway and worker; without a file there is none. Raises BadRequest."""
-    if file is None:
-        return ""
+def read_secret(file: Path) -> str:
+    """The secret between gateway and worker. Raises BadRequest."""
     try:
         secret = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -8,7 +8,6 @@ import os
 from antiphon.cli import options
 from antiphon.cli.models import find_model
 from antiphon.cli.process import Reporter, run_process
-from antiphon.core.errors import BadRequest
 from antiphon.obs.log import configure_logging
 from antiphon.worker.build import EngineSize
 from antiphon.worker.main import WorkerSettings, run_worker
@@ -22,7 +21,8 @@ def parser() -> argparse.ArgumentParser:
     made = options.CommandParser(
         "antiphon worker",
         description="Run one worker: a model, its engine and one port for gateways, /healthz and /metrics.",
-        epilog="example:\n  antiphon worker --model smollm2 --port 8100 --secret-file secret",
+        epilog="example:\n  openssl rand -hex 32 > secret\n"
+        "  antiphon worker --model smollm2 --port 8100 --secret-file secret",
     )
     options.add_model_options(made)
     made.add_argument("--name", default="worker", help="what logs and metrics call it")
@@ -34,8 +34,6 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises BadRequest; EngineFault when the engine died."""
-    if args.secret_file is None and not options.is_loopback(args.host):
-        raise BadRequest(f"--host {args.host} needs --secret-file: anyone could send this worker work")
     settings = WorkerSettings(
         entry=find_model(args.model, args.catalogue, args.context),
         secret=options.read_secret(args.secret_file),
