@@ -2,8 +2,9 @@
 
 Figures: prompt tokens that our worker computed ÷ the distinct ones among all prompts (a token counts as
 distinct once per different text before it: nodes of the prompts' prefix tree), and TTFT against
-llama-server with the KV mode and prompt cache that a short sweep finds best. Every pair draws a new
-system prompt, so nothing is warm. llama-server's tokenizer says what the prompts' tokens are.
+llama-server with the KV mode and number of slots that a sweep finds best, its prompt cache on. Every
+pair draws a new system prompt, so nothing is warm. llama-server's tokenizer says what the prompts'
+tokens are. Both serve the shipped file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx2
@@ -43,10 +44,15 @@ class Settings:
     answer_tokens: int = 32
     context_tokens: int = 1024
     arrivals_s: float = 1.0
+    slots: tuple[int, ...] = (2, 4, 8, 32)  # of llama-server, tried in the sweep
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
-        return cls(threads=threads, num_pairs=1)
+        return cls(threads=threads, num_pairs=1, num_chats=16, slots=(4, 16))
+
+    def shape(self, num_streams: int) -> Shape:
+        """A server with this many streams at once."""
+        return Shape(num_streams=num_streams, context_tokens=self.context_tokens, threads=self.threads)
 
     def turns(self, seed: int) -> list[tuple[str, str]]:
         """System prompt and user turn of every chat."""
@@ -78,19 +84,16 @@ class Measured:
 async def run(settings: Settings, binary: Path, *, is_quick: bool) -> Run:
     """Sweep llama-server, then measure both in pairs."""
     model = commands.shipped_model()
-    shape = Shape(
-        num_streams=settings.num_chats, context_tokens=settings.context_tokens, threads=settings.threads
-    )
     raw: dict[str, dict[str, Value]] = {}
-    mode = await _sweep(settings, binary, model, shape, raw)
+    mode, num_slots = await _sweep(settings, binary, model, raw)
     async with (
-        commands.antiphon("smollm2", shape, weights="as-is") as system,
-        running(commands.llama_server(binary, model, shape, mode)) as server,
+        commands.antiphon("smollm2", settings.shape(settings.num_chats), weights="as-is") as system,
+        running(commands.llama_server(binary, model, settings.shape(num_slots), mode)) as server,
     ):
         name = await served_model(system.target)
         peer = Target(server.url)
-        await _chat(settings, system.target, name, -1)
-        await _chat(settings, peer, name, -1)
+        for target in (system.target, peer):
+            await _chat(replace(settings, num_chats=2), target, name, -1)
 
         async def ours(seed: int) -> Measured:
             before = await _num_computed(system.worker)
@@ -123,7 +126,11 @@ async def run(settings: Settings, binary: Path, *, is_quick: bool) -> Run:
         date=today(),
         quick=is_quick,
         machine=describe(),
-        settings={**asdict(settings), "llama-server": mode.name},
+        settings={
+            **asdict(settings),
+            "slots": str(settings.slots),
+            "llama-server": f"{num_slots} slots, {mode.name}",
+        },
         figures=[
             figure("computed", computed, "prompt tokens computed ÷ distinct", "<= 1.1"),
             figure("ttft_p50", ttft, "TTFT p50, ours ÷ llama-server", "<= 0.5"),
@@ -135,17 +142,24 @@ async def run(settings: Settings, binary: Path, *, is_quick: bool) -> Run:
 
 
 async def _sweep(
-    settings: Settings, binary: Path, model: Path, shape: Shape, raw: dict[str, dict[str, Value]]
-) -> KvMode:
-    """llama-server's KV mode with the lowest TTFT p50 on this load; its prompt cache stays on."""
-    found: list[tuple[float, KvMode]] = []
-    for mode in (commands.SEPARATE, commands.UNIFIED):
-        async with running(commands.llama_server(binary, model, shape, mode)) as server:
+    settings: Settings, binary: Path, model: Path, raw: dict[str, dict[str, Value]]
+) -> tuple[KvMode, int]:
+    """llama-server's KV mode and number of slots with the lowest TTFT p50 on this load.
+
+    With few slots a later chat starts in the slot of an earlier one and finds the system prompt there;
+    with one slot a chat nothing is shared, but nothing waits for a slot either.
+    """
+    found: list[tuple[float, KvMode, int]] = []
+    for mode, num_slots in itertools.product((commands.SEPARATE, commands.UNIFIED), settings.slots):
+        command = commands.llama_server(binary, model, settings.shape(num_slots), mode)
+        async with running(command) as server:
             summary = await _chat(settings, Target(server.url), "any", -2)
-        progress(f"sweep: llama-server, {mode.name}: TTFT p50 {summary.ttft_p50_s:.2f} s")
-        raw[f"sweep: llama-server, {mode.name}"] = {"TTFT p50 s": rounded(summary.ttft_p50_s)}
-        found.append((summary.ttft_p50_s, mode))
-    return min(found, key=lambda pair: pair[0])[1]
+        name = f"sweep: llama-server, {num_slots} slots, {mode.name}"
+        progress(f"{name}: TTFT p50 {summary.ttft_p50_s:.2f} s")
+        raw[name] = {"TTFT p50 s": rounded(summary.ttft_p50_s), "wall s": rounded(summary.wall_s)}
+        found.append((summary.ttft_p50_s, mode, num_slots))
+    _, mode, num_slots = min(found, key=lambda one: one[0])
+    return mode, num_slots
 
 
 async def _chat(settings: Settings, target: Target, model: str, seed: int) -> Summary:
