@@ -92,7 +92,7 @@ class EngineBench:
             else:
                 await self._beside_a_busy_neighbour()
         settings: dict[str, Value] = {**asdict(self.settings), **asdict(Sizes())}
-        settings["tuned file"] = self.tuned.name if self.tuned else None
+        settings["tuned file"] = short_name(self.tuned) if self.tuned else None
         return Run(
             bench="engine",
             date=today(),
@@ -175,8 +175,8 @@ class EngineBench:
                 side = Side("llama-server", "any", Target(server.url), Sizes())
                 await side.turn(-1, 1)
                 measured = await side.full(-2, self.settings.num_streams, 1.0)
-            progress(f"sweep: llama-server, {model.name}, {mode.name}: {measured.tokens_per_s:.1f} tokens/s")
-            row = f"sweep: llama-server, {model.name}, {mode.name}"
+            row = f"sweep: llama-server, {short_name(model)}, {mode.name}"
+            progress(f"{row}: {measured.tokens_per_s:.1f} tokens/s")
             self.raw[row] = {"full, tokens/s": rounded(measured.tokens_per_s)}
             speeds.append((measured.tokens_per_s, mode))
         speed, mode = max(speeds, key=lambda pair: pair[0])
@@ -245,6 +245,11 @@ def served_file(worker: Server) -> Path:
         raise BenchFault("the worker maps no .gguf file: name the tuned one with --tuned PATH")
     shipped = commands.shipped_model().resolve()
     return next((file for file in files if file.resolve() != shipped), files[0])
+
+
+def short_name(path: Path, most: int = 36) -> str:
+    """The file's name, or the end of it: tuned files begin with a digest."""
+    return path.name if len(path.name) <= most else "…" + path.name[-24:]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from bench import commands, peers, scheduler, shared_prefix
 from bench.__main__ import main
 from bench.commands import Shape
-from bench.engine import busy_neighbour
+from bench.engine import busy_neighbour, short_name
 from bench.errors import BenchFault
 from bench.floors import product_flops
 from bench.pairs import Pairs, in_pairs
@@ -80,6 +80,12 @@ def test_busy_neighbour_ends_with_its_block() -> None:
         assert process.poll() is None
         raise ZeroDivisionError
     assert process.poll() is not None
+
+
+def test_long_file_names_are_shortened_to_their_end() -> None:
+    """A tuned file's digest does not fill the table; its format stays."""
+    assert short_name(Path("/x/model.gguf")) == "model.gguf"
+    assert short_name(Path("/x") / ("0" * 64 + "-BF16-0.3.36.gguf")) == "…0000000-BF16-0.3.36.gguf"
 
 
 def test_llama_server_is_found_by_name_then_environment_then_cache(
