@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.clock import WallClock
+from antiphon.engine import llama
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import Chunk, Logits, ModelRunner
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
@@ -22,10 +23,19 @@ MakeRunner = Callable[[], ModelRunner]
 LOGIT_BOUND = 1.0  # of logits that spread over about 30; wrong KV moves them by 3 and more
 
 
-@pytest.fixture(scope="module", params=["scripted", pytest.param("llama", marks=pytest.mark.model)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "scripted",
+        pytest.param("llama, flash attention", marks=pytest.mark.model),
+        pytest.param("llama, plain attention", marks=pytest.mark.model),
+    ],
+)
 def make_runner(request: pytest.FixtureRequest) -> Iterator[MakeRunner]:
     """A factory of fresh runners: 4 sequences of 256 tokens."""
     made: list[ModelRunner] = []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(llama, "prefers_flash_attention", lambda *_: "flash" in request.param)
 
     def make() -> ModelRunner:
         if request.param == "scripted":
@@ -48,6 +58,7 @@ def make_runner(request: pytest.FixtureRequest) -> Iterator[MakeRunner]:
         return made[-1]
 
     yield make
+    patch.undo()
     for runner in made:
         if isinstance(runner, LlamaRunner):
             runner.close_model()
@@ -211,3 +222,30 @@ def test_closing_what_is_not_open_is_fine(runner: ModelRunner) -> None:
     runner.close(999)
     runner.drop(999)
     assert runner.shares_blocks
+
+
+@pytest.mark.model
+def test_blocks_of_flash_attention_serve_plain_attention(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A payload is the same block in either mode: what one computed the other goes on from."""
+    runners = {}
+    for flash in (True, False):
+        monkeypatch.setattr(llama, "prefers_flash_attention", lambda *_, flash=flash: flash)
+        runners[flash] = LlamaRunner(
+            LlamaSettings(
+                path=model_path, context_tokens=256, max_sequences=2, max_step_tokens=128, thread_counts=(1,)
+            ),
+            WallClock(),
+        )
+    tokens = prompt(8, 65)
+    fused, plain = runners[True], runners[False]
+    fused.open(1, [])
+    fused.run([Chunk(1, 0, tokens[:64], False)])
+    for index, block in enumerate(keep_all(fused, 1, 2, first=0)):
+        plain.import_block(index, fused.export_block(block))
+    plain.open(1, [0, 1])
+    assert_near(logits_of(plain, 1, tokens, 64), logits_of(fused, 1, tokens, 64))
+    assert [plain.export_block(0), plain.export_block(1)] == [fused.export_block(0), fused.export_block(1)]
+    for runner in runners.values():
+        runner.close_model()

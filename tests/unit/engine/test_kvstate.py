@@ -21,14 +21,19 @@ def rows(num_cells: int, row: int, salt: int) -> list[bytes]:
     return [rng.integers(0, 256, num_cells * row, np.uint8).tobytes() for _ in range(LAYERS)]
 
 
-def blob(num_cells: int, stream: int, num_streams: int, salt: int = 0) -> bytes:
+def blob(num_cells: int, stream: int, num_streams: int, v_item: int = 0) -> bytes:
     """What llama.cpp writes for a sequence in `stream` (see the module's docstring)."""
     out = MAGIC + struct.pack("<iI", 0, num_streams) + b"\0\0\0\0" * stream + struct.pack("<I", num_cells)
     out += b"".join(struct.pack("<iIi", position, 1, 0) for position in range(num_cells))
-    out += struct.pack("<II", 0, LAYERS)
-    for row, kind in ((K_ROW, 1), (V_ROW, 2)):
-        for layer in rows(num_cells, row, salt + kind):
-            out += struct.pack("<iQ", kind, row) + layer
+    out += struct.pack("<II", v_item > 0, LAYERS)
+    for layer in rows(num_cells, K_ROW, 1):
+        out += struct.pack("<iQ", 1, K_ROW) + layer
+    for layer in rows(num_cells, V_ROW, 2):
+        if v_item:
+            columns = as_array(layer).reshape(num_cells, V_ROW // v_item, v_item).swapaxes(0, 1)
+            out += struct.pack("<iII", 2, v_item, V_ROW // v_item) + columns.tobytes()
+        else:
+            out += struct.pack("<iQ", 2, V_ROW) + layer
     return out + b"\0\0\0\0" * (num_streams - stream - 1)
 
 
@@ -36,16 +41,34 @@ def as_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
 
 
-@given(num_blocks=st.integers(1, 5), num_streams=st.integers(1, 4), data=st.data())
-def test_cut_and_joined_is_the_same_blob(num_blocks: int, num_streams: int, data: st.DataObject) -> None:
-    """Whatever stream it came from and whatever stream it goes to."""
+@given(
+    num_blocks=st.integers(1, 5),
+    num_streams=st.integers(1, 4),
+    v_item=st.sampled_from([0, 1, 2]),
+    data=st.data(),
+)
+def test_cut_and_joined_is_the_same_blob(
+    num_blocks: int, num_streams: int, v_item: int, data: st.DataObject
+) -> None:
+    """Whatever stream it came from and whatever stream it goes to, V transposed or not."""
     source, target = (data.draw(st.integers(0, num_streams - 1)) for _ in range(2))
     cells = num_blocks * BLOCK
-    layout = KvLayout.learn(blob(BLOCK, 0, num_streams), BLOCK, num_streams)
+    layout = KvLayout.learn(blob(BLOCK, 0, num_streams, v_item), BLOCK, num_streams)
     cut = BlockCut(BLOCK, list(range(num_blocks)))
-    payloads = layout.split(as_array(blob(cells, source, num_streams)), cells, source, cut)
+    payloads = layout.split(as_array(blob(cells, source, num_streams, v_item)), cells, source, cut)
     assert {len(p) for p in payloads} == {BLOCK * layout.bytes_per_token}
-    assert layout.join(payloads, target, BLOCK).tobytes() == blob(cells, target, num_streams)
+    assert layout.join(payloads, target, BLOCK).tobytes() == blob(cells, target, num_streams, v_item)
+
+
+@pytest.mark.parametrize("v_item", [1, 2])
+def test_blocks_of_both_attentions_are_interchangeable(v_item: int) -> None:
+    """A payload is the same bytes whether V lay transposed or not, and fits either context."""
+    cells, cut = 3 * BLOCK, BlockCut(BLOCK, [0, 1, 2])
+    plain = KvLayout.learn(blob(BLOCK, 0, 2), BLOCK, 2)
+    turned = KvLayout.learn(blob(BLOCK, 0, 2, v_item), BLOCK, 2)
+    payloads = plain.split(as_array(blob(cells, 1, 2)), cells, 1, cut)
+    assert turned.split(as_array(blob(cells, 1, 2, v_item)), cells, 1, cut) == payloads
+    assert turned.join(payloads, 0, BLOCK).tobytes() == blob(cells, 0, 2, v_item)
 
 
 def test_a_partial_last_block_is_left_out() -> None:
@@ -66,12 +89,11 @@ def test_a_blob_of_another_shape_is_refused(wrong: bytes) -> None:
         KvLayout.learn(wrong, BLOCK, 1)
 
 
-def test_transposed_values_are_refused() -> None:
-    """With V transposed a block's rows are not together."""
+def test_an_unknown_arrangement_is_refused() -> None:
+    """A flag with a third value means a layout of another llama.cpp."""
     data = bytearray(blob(BLOCK, 0, 1))
-    at = 16 + BLOCK * 12
-    data[at] = 1
-    with pytest.raises(UnknownLayout, match="transposed"):
+    data[16 + BLOCK * 12] = 2
+    with pytest.raises(UnknownLayout, match="layers"):
         KvLayout.learn(bytes(data), BLOCK, 1)
 
 
