@@ -84,7 +84,7 @@ def _gateway(common: Sequence[str], worker: Server) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class KvMode:
-    """How llama-server keeps the KV of its slots; the sweep picks the faster one."""
+    """How llama-server keeps and reads the KV of its slots; the sweep picks the fastest."""
 
     name: str
     flags: tuple[str, ...]
@@ -92,6 +92,9 @@ class KvMode:
 
 SEPARATE = KvMode("separate KV", ("--no-kv-unified",))
 UNIFIED = KvMode("unified KV", ("--kv-unified",))
+SEPARATE_PLAIN = KvMode("separate KV, flash attention off", ("--no-kv-unified", "--flash-attn", "off"))
+UNIFIED_PLAIN = KvMode("unified KV, flash attention off", ("--kv-unified", "--flash-attn", "off"))
+MODES = (SEPARATE, UNIFIED, SEPARATE_PLAIN, UNIFIED_PLAIN)
 
 
 def llama_server(

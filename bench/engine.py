@@ -169,7 +169,7 @@ class EngineBench:
     async def _sweep(self, model: Path) -> tuple[KvMode, float]:
         """llama-server's faster KV mode for this file, and the requests/s it serves then."""
         speeds: list[tuple[float, KvMode]] = []
-        for mode in (commands.SEPARATE, commands.UNIFIED):
+        for mode in commands.MODES:
             command = commands.llama_server(self.binary, model, self._shape, mode, cache_mib=0)
             async with running(command) as server:
                 side = Side("llama-server", "any", Target(server.url), Sizes())

@@ -150,7 +150,7 @@ async def _sweep(
     with one slot a chat nothing is shared, but nothing waits for a slot either.
     """
     found: list[tuple[float, KvMode, int]] = []
-    for mode, num_slots in itertools.product((commands.SEPARATE, commands.UNIFIED), settings.slots):
+    for mode, num_slots in itertools.product(commands.MODES, settings.slots):
         command = commands.llama_server(binary, model, settings.shape(num_slots), mode)
         async with running(command) as server:
             summary = await _chat(settings, Target(server.url), "any", -2)

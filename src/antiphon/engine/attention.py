@@ -17,11 +17,11 @@ from antiphon.engine.kvstate import KvLayout, UnknownLayout
 from antiphon.engine.llamabatch import Row
 from antiphon.engine.llamacontext import ContextShape, LlamaContext
 
-_STREAMS, _HELD_TOKENS, _CHUNK_TOKENS, _BLOCK_TOKENS = 4, 384, 48, 32
-_ROUNDS = 3
+_STREAMS, _HELD_TOKENS, _CHUNK_TOKENS, _BLOCK_TOKENS = 4, 256, 16, 32
+_ROUNDS = 2
 
 # The work the choice is judged by: per chunk of a prompt computed, this many tokens are answered.
-_DECODES_PER_CHUNK = 32
+_DECODES_PER_CHUNK = 10
 
 
 def prefers_flash_attention(model: int, threads: int, clock: Clock) -> bool:
@@ -33,8 +33,8 @@ def prefers_flash_attention(model: int, threads: int, clock: Clock) -> bool:
                 model,
                 ContextShape(
                     num_streams=_STREAMS,
-                    stream_tokens=512,
-                    step_tokens=_STREAMS * _CHUNK_TOKENS,
+                    stream_tokens=2 * _HELD_TOKENS,
+                    step_tokens=_STREAMS * _BLOCK_TOKENS,
                     threads=threads,
                     flash_attention=flash,
                 ),
