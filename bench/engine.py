@@ -40,11 +40,11 @@ class Settings:
     """Sizes of the bench; counts are requests of one load."""
 
     threads: int
-    num_pairs: int = 3
-    num_turn: int = 8
-    num_full: int = 48
-    num_open: int = 48
-    num_busy: int = 24
+    num_pairs: int = 4
+    num_turn: int = 6
+    num_full: int = 24
+    num_open: int = 16
+    num_busy: int = 16
     num_streams: int = 16
     context_tokens: int = 512
 

@@ -37,14 +37,14 @@ class Settings:
     """Sizes of the bench."""
 
     threads: int
-    num_pairs: int = 5
+    num_pairs: int = 3
     num_chats: int = 32
     system_tokens: int = 600
     user_tokens: int = 40
     answer_tokens: int = 32
     context_tokens: int = 1024
     arrivals_s: float = 1.0
-    slots: tuple[int, ...] = (2, 4, 8, 32)  # of llama-server, tried in the sweep
+    slots: tuple[int, ...] = (4, 8, 32)  # of llama-server, tried in the sweep
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
