@@ -18,7 +18,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 from tests.support.served import serving
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
 
 NEAR_TIE = 0.5  # nats; wrong KV or a wrong prompt moves log probabilities by several
 MAX_TOKENS = 24

@@ -133,12 +133,13 @@ class EngineThread:
             self._pulse_s = self._clock.now()
             while self._inbox:
                 self._inbox.popleft()(engine)
-            outputs, self._refused = self._refused, []
-            if engine.has_work:
-                outputs = outputs + engine.step()
-            if outputs:
-                send(outputs)
-            elif not engine.has_work:
+            stepped = engine.step() if engine.has_work else None
+            refused, self._refused = self._refused, []
+            if stepped is not None:
+                send(refused + stepped)  # also where both are empty: the load has changed
+            elif refused:
+                send(refused)
+            else:
                 self._wake.wait(_IDLE_WAIT_S)
                 self._wake.clear()
 
