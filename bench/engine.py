@@ -40,17 +40,17 @@ class Settings:
     """Sizes of the bench; counts are requests of one load."""
 
     threads: int
-    num_pairs: int = 4
-    num_turn: int = 6
-    num_full: int = 24
-    num_open: int = 16
-    num_busy: int = 16
+    num_pairs: int = 3
+    num_turn: int = 5
+    num_full: int = 20
+    num_open: int = 12
+    num_busy: int = 4  # and as many streams: beside a neighbour llama-server's steps can take seconds
     num_streams: int = 16
     context_tokens: int = 512
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
-        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=20, num_open=16, num_busy=16)
+        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=20, num_open=12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class EngineBench:
     tuned: Path | None  # the file that ours tuned; variant a finds it
     figures: list[Figure] = field(default_factory=list)
     raw: dict[str, dict[str, Value]] = field(default_factory=dict)
+    swept: dict[Path, tuple[KvMode, float]] = field(default_factory=dict)
 
     async def run(self, variants: Iterable[str], *, is_quick: bool) -> Run:
         """Measure these variants, in their order."""
@@ -121,7 +122,7 @@ class EngineBench:
     async def _beside_a_busy_neighbour(self) -> None:
         tuned, num = self._tuned_file(), self.settings.num_busy
         mode, rate = await self._sweep(tuned)
-        shape = replace(self._shape, threads=None)
+        shape = replace(self._shape, threads=None, num_streams=num)
         async with self._both(str(tuned), "as-is", tuned, mode, shape) as (ours, peer, _):
             with busy_neighbour():
                 pairs = await in_pairs(
@@ -129,7 +130,7 @@ class EngineBench:
                     lambda seed: ours.full(seed, num, rate),
                     lambda seed: peer.full(seed, num, rate),
                 )
-        meaning = "beside a busy neighbour, 16 streams: output tokens/s, ours ÷ llama-server"
+        meaning = f"beside a busy neighbour, {num} streams: output tokens/s, ours ÷ llama-server"
         ratio = pairs.ratio(lambda s: s.tokens_per_s)
         self.figures.append(figure("busy_full_tokens_per_s", ratio, meaning, ">= 2.0"))
         for name, side in (("ours", pairs.ours), ("llama-server", pairs.peer)):
@@ -167,7 +168,9 @@ class EngineBench:
             yield ours, peer, system.worker
 
     async def _sweep(self, model: Path) -> tuple[KvMode, float]:
-        """llama-server's faster KV mode for this file, and the requests/s it serves then."""
+        """llama-server's fastest KV mode for this file, and the requests/s it serves then."""
+        if model in self.swept:
+            return self.swept[model]
         speeds: list[tuple[float, KvMode]] = []
         for mode in commands.MODES:
             command = commands.llama_server(self.binary, model, self._shape, mode, cache_mib=0)
@@ -180,7 +183,8 @@ class EngineBench:
             self.raw[row] = {"full, tokens/s": rounded(measured.tokens_per_s)}
             speeds.append((measured.tokens_per_s, mode))
         speed, mode = max(speeds, key=lambda pair: pair[0])
-        return mode, speed / Sizes().answer_tokens
+        self.swept[model] = mode, speed / Sizes().answer_tokens
+        return self.swept[model]
 
     async def _pairs(self, ours: Side, peer: Side, rate: float) -> Pairs[Measured]:
         return await in_pairs(

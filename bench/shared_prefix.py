@@ -44,7 +44,7 @@ class Settings:
     answer_tokens: int = 32
     context_tokens: int = 1024
     arrivals_s: float = 1.0
-    slots: tuple[int, ...] = (4, 8, 32)  # of llama-server, tried in the sweep
+    slots: tuple[int, ...] = (4, 32)  # of llama-server, tried in the sweep
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
