@@ -41,16 +41,16 @@ class Settings:
 
     threads: int
     num_pairs: int = 3
-    num_turn: int = 5
-    num_full: int = 20
-    num_open: int = 12
+    num_turn: int = 4
+    num_full: int = 16
+    num_open: int = 8
     num_busy: int = 4  # and as many streams: beside a neighbour llama-server's steps can take seconds
     num_streams: int = 16
     context_tokens: int = 512
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
-        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=20, num_open=12)
+        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=16, num_open=8)
 
 
 @dataclass(frozen=True, slots=True)

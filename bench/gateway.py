@@ -38,7 +38,7 @@ class Settings:
     """Sizes of the bench. `lanes`: streams at once, and answers one after the other in each."""
 
     num_pairs: int = 2
-    lanes: tuple[tuple[int, int], ...] = ((1, 150), (16, 16), (256, 2), (1000, 1))
+    lanes: tuple[tuple[int, int], ...] = ((1, 100), (16, 10), (256, 1), (1000, 1))
     answer_tokens: int = 128
     num_paced: int = 300
     paced_per_s: float = 20.0

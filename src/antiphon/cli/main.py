@@ -47,10 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         return _without_command(arguments)
     name = arguments[0]
-    if name == "worker" and "OMP_WAIT_POLICY" not in os.environ:
-        # Read once, when llama.cpp is loaded by the import below: threads that spin for long are
-        # ruinous beside a busy neighbour and gain nothing alone (docs/adr/0002-threads.md).
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     command = load(name)
     args = command.parser().parse_args(arguments[1:])
     try:
