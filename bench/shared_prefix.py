@@ -37,7 +37,7 @@ class Settings:
     """Sizes of the bench."""
 
     threads: int
-    num_pairs: int = 3
+    num_pairs: int = 2
     num_chats: int = 32
     system_tokens: int = 600
     user_tokens: int = 40
