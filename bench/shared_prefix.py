@@ -48,7 +48,7 @@ class Settings:
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
-        return cls(threads=threads, num_pairs=1, num_chats=16, slots=(4, 16))
+        return cls(threads=threads, num_pairs=1, num_chats=16, slots=(4,))
 
     def shape(self, num_streams: int) -> Shape:
         """A server with this many streams at once."""
