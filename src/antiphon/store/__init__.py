@@ -1,0 +1,1 @@
+"""What must outlive the processes, in SQL: tenants and their keys."""
