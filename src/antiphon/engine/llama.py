@@ -12,6 +12,7 @@ one piece and cuts where a number is missing. A short gap is therefore filled wi
 from __future__ import annotations
 
 import itertools
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,8 @@ class LlamaRunner:
             ),
         )
         self._streams = Streams(settings.max_sequences)
-        start = fastest(settings.thread_counts, self._measure)
-        self._governor = ThreadGovernor(settings.thread_counts, start)
+        start, decode_s = fastest(settings.thread_counts, self._measure)
+        self._governor = ThreadGovernor(settings.thread_counts, start, decode_s)
         self.block_tokens = 16
         self._layout = self._learn_layout()
         self.shares_blocks = self._layout is not None and self._copies_are_exact(self._layout)
@@ -148,15 +149,16 @@ class LlamaRunner:
         return fillers
 
     def _measure(self, threads: int) -> float:
-        """Seconds of a short prefill and some decodes with this many threads."""
+        """Seconds of a decode with this many threads: the median of some after a short prefill."""
         self._context.use_threads(threads)
-        started = self._clock.now()
         self._context.decode([Row(0, 0, [1] * 16, False)])
-        for position in range(16, 20):
+        seconds: list[float] = []
+        for position in range(16, 21):
+            started = self._clock.now()
             self._context.decode([Row(0, position, [1], True)])
-        seconds = self._clock.now() - started
+            seconds.append(self._clock.now() - started)
         self._context.truncate(0, 0)
-        return seconds
+        return statistics.median(seconds)
 
     def _logits(self, order: list[int]) -> Logits:
         """Rows in chunk order; `order[r]` is the chunk whose logits llama.cpp put in row r."""

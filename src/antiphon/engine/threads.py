@@ -8,7 +8,8 @@ cannot be asked, it shows only in step times, so the count is tried out again an
   waiting and a long one mostly arithmetic: the best count differs. Each group decides for itself.
 * A trial alternates the count in use with a neighbouring one, pair by pair, so that both see the
   same load; the median of the pair ratios decides and a first step that is far too slow ends it.
-* A trial begins when it is due or when steps became much slower or faster than they were. The more
+* A trial begins when it is due, when steps became much slower or faster than they were, or when the
+  very first step of a group costs far more than any should. A pair that shows a collapse ends it. The more
   time trials in vain have lost, the longer until the next one of either kind, so that each kind
   loses at most `_TRIAL_SHARE` of the time in the long run.
 
@@ -17,6 +18,7 @@ Costs are seconds per token of the step, so that sizes within one group compare.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -25,6 +27,8 @@ _TRIAL_SHARE = 0.015  # of the time may be lost in trials that were due, and in 
 _FIRST_TRIAL = 16  # steps of a group before its first trial, doubled after each trial in vain …
 _LAST_TRIAL = 256  # … up to this, or more where trials lose much
 _HOPELESS = 2.0  # a trial ends at once where the other count costs this many times more
+_COLLAPSE = 3.0  # it is won at once where one pair shows the count in use to cost this many times more
+_ABSURD = 4.0  # a group's first step that costs this many times the most a token should calls for a trial
 _BETTER = 0.95  # the other count must cost less than this share to be taken
 _DISTURBED = 1.3  # costs that moved by this factor either way call for a trial
 _FAST, _SLOW = 0.2, 0.02  # weights of a new cost in the two moving averages compared for that
@@ -37,12 +41,16 @@ class ThreadGovernor:
     Ask `threads_for` before a step and tell `observe` its seconds after it, in turn.
     """
 
-    def __init__(self, counts: Sequence[int], start: int) -> None:
-        """`counts` are those allowed, ascending; `start` is one of them."""
+    def __init__(self, counts: Sequence[int], start: int, token_s: float = math.inf) -> None:
+        """`counts` are those allowed, ascending; `start` is one of them.
+
+        `token_s`: the most a token should cost, that is a step of one token at start.
+        """
         if list(counts) != sorted(set(counts)) or start not in counts:
             raise ValueError(f"start {start} must be one of the ascending counts {list(counts)}")
         self._counts = tuple(counts)
         self._start = self._counts.index(start)
+        self._token_s = token_s
         self._groups: dict[int, _Group] = {}
 
     def threads_for(self, num_decode: int, num_prefill: int) -> int:
@@ -62,12 +70,12 @@ class ThreadGovernor:
         if group is None:
             nearest = min(self._groups, key=lambda other: abs(other - size), default=None)
             chosen = self._start if nearest is None else self._groups[nearest].chosen
-            group = self._groups[size] = _Group(len(self._counts), chosen)
+            group = self._groups[size] = _Group(len(self._counts), chosen, self._token_s)
         return group
 
 
-def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int = 3) -> int:
-    """The count whose `measure` (seconds of some work) is least; of nearly equal ones the lowest.
+def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int = 3) -> tuple[int, float]:
+    """The count whose `measure` (seconds of some work) is least, and those seconds; of near equals the lowest.
 
     Each count is measured once a round, so that a passing disturbance meets all of them.
     """
@@ -76,15 +84,17 @@ def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int 
         for count in counts:
             seconds[count].append(measure(count))
     median = {count: statistics.median(times) for count, times in seconds.items()}
-    return min(count for count in counts if median[count] <= _EVEN * min(median.values()))
+    best = min(count for count in counts if median[count] <= _EVEN * min(median.values()))
+    return best, median[best]
 
 
 class _Group:
     """Steps of about one size: the index of the count they use, and the trial that may replace it."""
 
-    def __init__(self, num_counts: int, chosen: int) -> None:
+    def __init__(self, num_counts: int, chosen: int, token_s: float) -> None:
         self.chosen = chosen
         self._num_counts = num_counts
+        self._token_s = token_s
         self._direction = -1  # first try fewer: being disturbed is what this is about
         self._trial: _Trial | None = None
         self._recent = self._usual = 0.0  # moving averages of the cost …
@@ -107,12 +117,13 @@ class _Group:
             self._conclude(self._trial)
 
     def _watch(self, cost: float) -> None:
+        is_absurd = self._num_watched == 0 and cost > _ABSURD * self._token_s
         self._num_watched += 1
         self._recent += max(_FAST, 1 / self._num_watched) * (cost - self._recent)
         self._usual += max(_SLOW, 1 / self._num_watched) * (cost - self._usual)
         self._until_due -= 1
         self._until_rested -= 1
-        is_disturbed = not 1 / _DISTURBED < self._recent / self._usual < _DISTURBED
+        is_disturbed = is_absurd or not 1 / _DISTURBED < self._recent / self._usual < _DISTURBED
         self._is_out_of_turn = is_disturbed and self._until_rested <= 0
         if (self._until_due <= 0 or self._is_out_of_turn) and self._num_counts > 1:
             if not 0 <= self.chosen + self._direction < self._num_counts:
@@ -148,7 +159,14 @@ class _Trial:
 
     @property
     def is_won(self) -> bool:
+        if self._is_collapse:
+            return True
         return len(self._ratios) == _TRIAL_PAIRS and statistics.median(self._ratios) < _BETTER
+
+    @property
+    def _is_collapse(self) -> bool:
+        """Whether the first pair has said enough: each further step of the count in use may take seconds."""
+        return len(self._ratios) == 1 and self._ratios[0] * _COLLAPSE < 1.0
 
     def observe(self, cost: float) -> bool:
         """Take in the step at `in_use`. True when the trial is over."""
@@ -160,4 +178,4 @@ class _Trial:
         self._cost = cost
         self._ratios.append(self._tried / cost)
         self.in_use = self.challenger
-        return len(self._ratios) == _TRIAL_PAIRS
+        return self._is_collapse or len(self._ratios) == _TRIAL_PAIRS

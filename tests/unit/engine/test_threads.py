@@ -83,6 +83,26 @@ def test_a_neighbour_is_noticed_within_a_few_steps() -> None:
     assert drive.used[14:].count(1) >= 14
 
 
+def collapsed(threads: int, num_tokens: int) -> float:
+    """Beside a neighbour with threads that spin: the second one makes a step take seconds."""
+    return quiet(1, num_tokens) * (1.1 if threads == 1 else 60.0)
+
+
+def test_a_collapse_ends_after_two_slow_steps() -> None:
+    """One slow step calls for a trial, one pair decides it: nobody waits for five such pairs."""
+    drive = Drive(ThreadGovernor((1, 2), 2), 0.2)
+    drive.run(quiet, 100)
+    drive.run(collapsed, 12)
+    assert drive.used.count(2) <= 2
+
+
+def test_a_machine_that_is_busy_from_the_start_is_seen_at_the_first_step() -> None:
+    """A size without a past is compared with what a token cost when the worker started."""
+    drive = Drive(ThreadGovernor((1, 2), 2, quiet(2, 1)), 0.2)
+    drive.run(collapsed, 12)
+    assert drive.used.count(2) <= 2
+
+
 def test_short_and_long_steps_choose_for_themselves() -> None:
     """Beside a neighbour, single decodes take one thread and prefill chunks two, interleaved."""
     drive = Drive(ThreadGovernor((1, 2), 2), 0.2)
@@ -159,4 +179,4 @@ def test_the_start_must_be_among_the_counts() -> None:
 def test_fastest_takes_the_least_median_and_the_lower_of_equals() -> None:
     """At start one bad round does not decide, and a thread that gains nothing is left to others."""
     seconds = {1: iter([5.0, 1.9, 1.9]), 2: iter([1.0, 9.0, 1.0]), 4: iter([0.98, 0.99, 0.99])}
-    assert fastest((1, 2, 4), lambda count: next(seconds[count])) == 2
+    assert fastest((1, 2, 4), lambda count: next(seconds[count])) == (2, 1.0)
