@@ -1,0 +1,118 @@
+"""Every key Antiphon has in Redis: what it is called, what it holds, how long, who uses it.
+
+Declared as data, so that docs/redis-keys.md is made from it (`make docs`), and built by the
+functions beside it: no other module spells a key. Keys carry hex of fixed length and decimal ranks
+only, never text from outside, and no braces (a cluster would read them as a hash tag and put a whole
+conversation on one shard).
+
+Two roles, two servers: `kv` evicts and may lose anything; `control` never evicts.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from antiphon.core.blockhash import HASH_BYTES, BlockHash
+from antiphon.kv.namespace import NAMESPACE_BYTES
+
+SCOPE_TAG_BYTES = 4
+
+_CONTEXT = "antiphon 2026-11-30 kv scope tag v1"
+_PREFIX = "antiphon:kv"
+_BLOCK_KEY = re.compile(
+    rf"{_PREFIX}:([0-9a-f]{{{2 * NAMESPACE_BYTES}}}):([0-9a-f]{{{2 * SCOPE_TAG_BYTES}}})"
+    rf":([0-9a-f]{{{2 * HASH_BYTES}}})(?::(0|[1-9][0-9]{{0,8}}))?",
+)
+
+
+class Role(enum.StrEnum):
+    """Which of the two Redis servers holds a key."""
+
+    KV = "kv"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPattern:
+    """One kind of key. `<…>` in the pattern stands for a part, `[…]` for one that may be absent."""
+
+    name: str
+    role: Role
+    type: str  # Redis' own word: string, hash …
+    pattern: str
+    ttl: str
+    writer: str
+    readers: str
+    about: str
+
+
+PATTERNS: tuple[KeyPattern, ...] = (
+    KeyPattern(
+        name="block",
+        role=Role.KV,
+        type="string",
+        pattern=f"{_PREFIX}:<namespace, 16 hex>:<scope tag, 8 hex>:<block hash, 64 hex>[:<rank>]",
+        ttl="always set; slides on use; the deeper a block lies in its chain, the shorter",
+        writer="worker, behind the answer (SET NX PX)",
+        readers="workers of the same namespace (GET, PEXPIRE; DEL where a value is bad); kv commands",
+        about="One full KV block: header, payload, MAC (kv/codec.py). The rank is there only where a "
+        "model is spread over several.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """A block's key, read back. `rank` None: the model is not spread over ranks."""
+
+    namespace: bytes
+    scope_tag: bytes
+    hash: BlockHash
+    rank: int | None = None
+
+
+def scope_tag(scope: bytes) -> bytes:
+    """`SCOPE_TAG_BYTES` bytes that find a scope's keys and tell nothing else about it.
+
+    Two scopes may share a tag; their block hashes differ all the same.
+    """
+    return blake3(scope, derive_key_context=_CONTEXT).digest(SCOPE_TAG_BYTES)
+
+
+def block_key(namespace: bytes, scope_tag: bytes, block_hash: BlockHash, rank: int | None = None) -> str:
+    """The key of a block. ValueError where a part has the wrong length."""
+    _check("namespace", namespace, NAMESPACE_BYTES)
+    _check("scope tag", scope_tag, SCOPE_TAG_BYTES)
+    _check("block hash", block_hash, HASH_BYTES)
+    key = f"{_PREFIX}:{namespace.hex()}:{scope_tag.hex()}:{block_hash.hex()}"
+    return key if rank is None else f"{key}:{rank:d}"
+
+
+def parse_block_key(key: str) -> BlockKey | None:
+    """What `block_key` was given; None for any other key."""
+    found = _BLOCK_KEY.fullmatch(key)
+    if found is None:
+        return None
+    namespace, tag, block_hash = (bytes.fromhex(part) for part in found.group(1, 2, 3))
+    rank = found.group(4)
+    return BlockKey(namespace, tag, block_hash, None if rank is None else int(rank))
+
+
+def match_blocks(namespace: bytes | None = None, scope_tag: bytes | None = None) -> str:
+    """A SCAN pattern for all blocks of a namespace, of a scope, of both, or of all."""
+    parts = ((namespace, "namespace", NAMESPACE_BYTES), (scope_tag, "scope tag", SCOPE_TAG_BYTES))
+    globs = []
+    for value, what, size in parts:
+        if value is not None:
+            _check(what, value, size)
+        globs.append("?" * (2 * size) if value is None else value.hex())
+    return ":".join((_PREFIX, *globs, "*"))
+
+
+def _check(what: str, value: bytes, num_bytes: int) -> None:
+    if len(value) != num_bytes:
+        raise ValueError(f"a {what} has {num_bytes} bytes, not {len(value)}")
