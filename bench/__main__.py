@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -75,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _docs(check=args.check)
         else:
             warn_if_busy()
-            run, is_full = uvloop.run(_bench(args))
-            print(f"bench: stored {report.store(run, is_full=is_full)}", file=sys.stderr)
-            print(run.last_line())
+            print(uvloop.run(_bench_and_store(args)).last_line())
     except BenchFault as fault:
         print(f"bench: {fault}", file=sys.stderr)
         return 1
@@ -86,23 +84,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _bench(args: argparse.Namespace) -> tuple[Run, bool]:
-    """Run the bench; also whether this was a full run, worth keeping."""
+async def _bench_and_store(args: argparse.Namespace) -> Run:
+    """Run the bench and store it: what is done of it already, should it be broken off."""
+    run: Run | None = None
+    async for run in _bench(args):
+        path = report.store(run, is_full=not args.quick and not getattr(args, "variant", None))
+        print(f"bench: stored {path}", file=sys.stderr)
+    if run is None:
+        raise BenchFault("nothing was measured")
+    return run
+
+
+async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
+    """Run the bench; a long one yields its run after each of its parts."""
     quick: bool = args.quick
     if args.name == "scheduler":
         steps = scheduler.Settings.quick() if quick else scheduler.Settings()
-        return scheduler.run(steps, is_quick=quick), not quick
+        yield scheduler.run(steps, is_quick=quick)
+        return
     if args.name == "gateway":
         lanes = gateway.Settings.quick() if quick else gateway.Settings()
-        return await gateway.GatewayBench(lanes, peers.find_litellm()).run(is_quick=quick), not quick
+        yield await gateway.GatewayBench(lanes, peers.find_litellm()).run(is_quick=quick)
+        return
     binary, threads = peers.find_llama_server(args.llama_server), args.threads
     if args.name == "engine":
         counts = engine.Settings.quick(threads) if quick else engine.Settings(threads=threads)
         bench = engine.EngineBench(counts, binary, args.tuned)
-        run = await bench.run(args.variant or engine.VARIANTS, is_quick=quick)
-        return run, not quick and args.variant is None
+        async for run in bench.run(args.variant or engine.VARIANTS, is_quick=quick):
+            yield run
+        return
     chat = shared_prefix.Settings.quick(threads) if quick else shared_prefix.Settings(threads=threads)
-    return await shared_prefix.run(chat, binary, is_quick=quick), not quick
+    yield await shared_prefix.run(chat, binary, is_quick=quick)
 
 
 def _docs(*, check: bool) -> int:

@@ -82,8 +82,8 @@ class EngineBench:
     raw: dict[str, dict[str, Value]] = field(default_factory=dict)
     swept: dict[Path, tuple[KvMode, float]] = field(default_factory=dict)
 
-    async def run(self, variants: Iterable[str], *, is_quick: bool) -> Run:
-        """Measure these variants, in their order."""
+    async def run(self, variants: Iterable[str], *, is_quick: bool) -> AsyncIterator[Run]:
+        """Measure these variants, in their order; after each, the run as far as it has come."""
         for variant in variants:
             progress(f"variant {variant}")
             if variant == "a":
@@ -92,6 +92,9 @@ class EngineBench:
                 await self._same_file()
             else:
                 await self._beside_a_busy_neighbour()
+            yield self._so_far(is_quick=is_quick)
+
+    def _so_far(self, *, is_quick: bool) -> Run:
         settings: dict[str, Value] = {**asdict(self.settings), **asdict(Sizes())}
         settings["tuned file"] = short_name(self.tuned) if self.tuned else None
         return Run(
