@@ -3,6 +3,7 @@
     docs/config.md      commands and options, from their parsers
     docs/api.md         request fields, from the gateway's schema and the notes in scripts/fields.py
     docs/metrics.md     metrics, from obs/metrics.py
+    docs/redis-keys.md  keys in Redis, from kv/keys.py
     docs/benchmarks.md  by the benches themselves, from their stored runs
 
 With --check nothing is written; exit code 1 names the pages that are stale.
@@ -21,6 +22,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from scripts.fields import api_page
 
 from antiphon.cli.main import COMMANDS, load
+from antiphon.kv import keys
 from antiphon.obs.metrics import GatewayMetrics, WorkerMetrics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -49,7 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def pages() -> dict[str, str]:
     """The pages by file name."""
-    return {"config.md": _config_page(), "metrics.md": _metrics_page(), "api.md": api_page()}
+    return {
+        "api.md": api_page(),
+        "config.md": _config_page(),
+        "metrics.md": _metrics_page(),
+        "redis-keys.md": _redis_page(),
+    }
 
 
 def _is_current(path: Path, text: str) -> bool:
@@ -101,6 +108,24 @@ def _metric_row(metric: Counter | Gauge | Histogram) -> tuple[str, str, str, str
     suffix = "_total" if family.type == "counter" else ""
     labels = ", ".join(f"`{label}`" for label in metric._labelnames)
     return f"`{family.name}{suffix}`", family.type, labels, family.documentation
+
+
+def _redis_page() -> str:
+    parts = [
+        "# Keys in Redis\n",
+        _NOTICE.format(source="`kv/keys.py`"),
+        "Two roles, two servers: `kv` may evict and lose anything, `control` never evicts. In a pattern "
+        "`<…>` stands for a part and `[…]` for one that may be absent.\n",
+    ]
+    for role in keys.Role:
+        rows = [
+            (key.name, key.type, f"`{key.pattern}`", key.ttl, key.writer, key.readers, key.about)
+            for key in keys.PATTERNS
+            if key.role is role
+        ]
+        head = ("key", "type", "pattern", "TTL", "written by", "read by", "what it is")
+        parts += [f"## {role.value}\n", *(_table(head, rows) if rows else ["No keys so far."]), ""]
+    return "\n".join(parts)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

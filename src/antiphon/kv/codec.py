@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import KvBlock
-from antiphon.kv.keys import BlockKey, scope_tag
+from antiphon.kv.keys import BlockKey, block_key, scope_tag
 from antiphon.kv.mackeys import MacKeys
 from antiphon.kv.namespace import NAMESPACE_BYTES
 
@@ -105,6 +105,10 @@ class BlockCodec:
             raise ValueError(f"a namespace has {NAMESPACE_BYTES} bytes, not {len(namespace)}")
         self._namespace = namespace
         self._keys = keys
+
+    def key(self, block: KvBlock, rank: int | None = None) -> str:
+        """Where the value of `block` lies in the store."""
+        return block_key(self._namespace, scope_tag(block.scope), block.hash, rank)
 
     def encode(self, block: KvBlock, payload: bytes | memoryview, rank: int = 0) -> bytes:
         """The value to store. The payload is copied once, into the value."""

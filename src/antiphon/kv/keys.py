@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from antiphon.core.blockhash import HASH_BYTES, BlockHash
+from antiphon.core.scope import tenant_part_of
 from antiphon.kv.namespace import NAMESPACE_BYTES
 
 SCOPE_TAG_BYTES = 4
@@ -76,11 +77,11 @@ class BlockKey:
 
 
 def scope_tag(scope: bytes) -> bytes:
-    """`SCOPE_TAG_BYTES` bytes that find a scope's keys and tell nothing else about it.
+    """`SCOPE_TAG_BYTES` bytes, the same for all scopes of a tenant, by which its keys are found.
 
-    Two scopes may share a tag; their block hashes differ all the same.
+    Two tenants may share a tag by chance; their block hashes differ all the same.
     """
-    return blake3(scope, derive_key_context=_CONTEXT).digest(SCOPE_TAG_BYTES)
+    return blake3(tenant_part_of(scope), derive_key_context=_CONTEXT).digest(SCOPE_TAG_BYTES)
 
 
 def block_key(namespace: bytes, scope_tag: bytes, block_hash: BlockHash, rank: int | None = None) -> str:
@@ -103,7 +104,7 @@ def parse_block_key(key: str) -> BlockKey | None:
 
 
 def match_blocks(namespace: bytes | None = None, scope_tag: bytes | None = None) -> str:
-    """A SCAN pattern for all blocks of a namespace, of a scope, of both, or of all."""
+    """A SCAN pattern for all blocks of a namespace, of a tenant, of both, or for all there are."""
     parts = ((namespace, "namespace", NAMESPACE_BYTES), (scope_tag, "scope tag", SCOPE_TAG_BYTES))
     globs = []
     for value, what, size in parts:
