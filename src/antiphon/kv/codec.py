@@ -110,10 +110,6 @@ class BlockCodec:
         """Where the value of `block` lies in the store."""
         return block_key(self._namespace, scope_tag(block.scope), block.hash, rank)
 
-    def key(self, block: KvBlock, rank: int | None = None) -> str:
-        """Where the value lies. `rank` only where the model is spread over several."""
-        return block_key(self._namespace, scope_tag(block.scope), block.hash, rank)
-
     def encode(self, block: KvBlock, payload: bytes | memoryview, rank: int = 0) -> bytes:
         """The value to store. The payload is copied once, into the value."""
         key = self._keys.current
