@@ -1,0 +1,363 @@
+"""Fetches blocks from the store on threads of its own, in time or not at all.
+
+Owns the fetch threads, the timekeeper and the bounds on what is under way. Callers hand in runs of
+blocks and are told once each, on a kv thread: by the fetch thread when the run is over, by the
+timekeeper at the deadline, whatever the store does. Invariants: nothing here waits for the store but
+the fetch threads; a payload is handed on only after the codec has proven it; bytes under way stay below
+`most_bytes` (a longer run is cut to what fits).
+
+While the breaker is open, or the gate said no, the store is measured off the request path: a ping, and
+the first block that was refused. So no request pays for finding out that the store healed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from antiphon.core.clock import Clock
+from antiphon.core.kvblock import KvBlock
+from antiphon.kv.breaker import Breaker
+from antiphon.kv.codec import BadValue, BadValueReason, BlockCodec
+from antiphon.kv.flights import Flights, Job, Outcome, Waiter
+from antiphon.kv.gate import Ask, Gate
+from antiphon.kv.hosttier import Payload
+from antiphon.kv.probing import ProbePlan
+from antiphon.kv.store import BlockStore, FaultKind, StoreFault
+
+_PROBE_TIMEOUT_S = 0.75
+_GRACE = 0.125  # of the patience: what came by then can still be used by the deadline
+_CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """The shape of a block, and bounds on what is under way."""
+
+    block_tokens: int
+    block_bytes: int
+    num_threads: int = 2
+    most_bytes: int = 256 * 2**20
+    most_waiters: int = 256
+
+
+class FetchHooks(Protocol):
+    """What the rest of the cache does about a fetch. Called on fetch threads, without the lock."""
+
+    def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
+        """Proven blocks came."""
+        ...
+
+    def missed(self, block: KvBlock) -> None:
+        """The store does not have it."""
+        ...
+
+    def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
+        """What lies under its key is not it."""
+        ...
+
+    def failed(self, fault: StoreFault) -> None:
+        """A call failed."""
+        ...
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """Totals since the start."""
+
+    num_asked: int = 0  # blocks
+    num_got: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0  # fetch threads' time in store and codec
+    num_probes: int = 0
+    faults: Counter[FaultKind] = field(default_factory=Counter)  # calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """What one call to the store brought: the proven blocks before the first miss."""
+
+    blocks: Sequence[KvBlock]  # asked for
+    payloads: list[Payload]
+    fault: StoreFault | None
+    seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(payload) for payload in self.payloads)
+
+    @property
+    def end(self) -> Outcome | None:
+        """Why nothing can follow; None where something can."""
+        if len(self.payloads) == len(self.blocks):
+            return None
+        if self.fault is None:
+            return Outcome.MISSED
+        return Outcome.LATE if self.fault.kind is FaultKind.TIMEOUT else Outcome.FAULT
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherParts:
+    """What a fetcher works with. `lock` guards gate and breaker, here and elsewhere."""
+
+    store: BlockStore
+    codec: BlockCodec
+    gate: Gate
+    breaker: Breaker
+    clock: Clock
+    lock: threading.Lock
+
+
+class Fetcher:
+    """`start` and `cancel` from any thread; `close` once."""
+
+    def __init__(self, parts: FetcherParts, hooks: FetchHooks, settings: FetchSettings) -> None:
+        self._store, self._codec = parts.store, parts.codec
+        self._gate, self._breaker = parts.gate, parts.breaker
+        self._clock = parts.clock
+        self._hooks = hooks
+        self._settings = settings
+        self._lock = parts.lock
+        self._work = threading.Condition(self._lock)
+        self._tick = threading.Condition(self._lock)
+        self._queue: deque[Callable[[], None]] = deque()
+        self._flights = Flights()
+        self._probes = ProbePlan.starting(parts.breaker, parts.clock.now())
+        self._is_closed = False
+        self._counts = FetchCounts()
+        loops = {"kv-time": self._keep_time}
+        loops |= {f"kv-fetch-{number}": self._fetch for number in range(settings.num_threads)}
+        self._threads = [
+            threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_bytes_under_way(self) -> int:
+        return self._flights.num_blocks * self._settings.block_bytes
+
+    def start(self, generation: str, blocks: Sequence[KvBlock], done: Callable[[Waiter], None]) -> str | None:
+        """Fetch the first of these blocks that are there; `done` is called once, unless cancelled.
+
+        Returns why not, in the words of `KvReport.decision`; then `done` is not called.
+        """
+        with self._lock:
+            now = self._clock.now()
+            fitting = self._fitting(blocks)
+            refusal = self._refusal(fitting)
+            if refusal is not None:
+                self._plan_probe(blocks, now)
+                return refusal
+            self._probes.block = blocks[0]
+            patience_s = self._gate.settings.patience_s
+            block_s = self._gate.compute_s(self._settings.block_tokens)
+            waiter = Waiter(generation, fitting, now, patience_s, block_s, done)
+            for job in self._flights.open(waiter):
+                self._queue.append(partial(self._serve, job))
+                self._work.notify()
+            self._tick.notify()
+        return None
+
+    def cancel(self, generation: str) -> None:
+        """Its `done` will not be called, unless that is happening just now."""
+        with self._lock:
+            self._flights.cancel(generation)
+
+    def counts(self) -> FetchCounts:
+        """The totals by now, as a copy."""
+        with self._lock:
+            return replace(
+                self._counts, num_probes=self._probes.num_begun, faults=Counter(self._counts.faults)
+            )
+
+    def close(self) -> None:
+        """Tell everybody who waits, and end the threads. The store is closed by its owner."""
+        with self._lock:
+            self._is_closed = True
+            waiters = self._flights.end_all()
+            self._work.notify_all()
+            self._tick.notify_all()
+        _tell(waiters)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+
+    def _fitting(self, blocks: Sequence[KvBlock]) -> Sequence[KvBlock]:
+        room = self._settings.most_bytes // self._settings.block_bytes - self._flights.num_blocks
+        if self._flights.count_new(blocks) <= room:
+            return blocks
+        return blocks[: max(room, 0)]
+
+    def _refusal(self, fitting: Sequence[KvBlock]) -> str | None:
+        if self._is_closed:
+            return "no_store"
+        if not self._breaker.is_closed:
+            return "open_breaker"
+        if not fitting or self._flights.num_waiters >= self._settings.most_waiters:
+            return "busy"
+        return None if self._gate.judge(self._ask(fitting)).fetch else "slower"
+
+    def _ask(self, blocks: Sequence[KvBlock]) -> Ask:
+        settings = self._settings
+        num_joined = len(blocks) - self._flights.count_new(blocks)
+        num_queued = self._flights.num_blocks - num_joined
+        return Ask(
+            len(blocks), settings.block_bytes, settings.block_tokens, num_queued * settings.block_bytes
+        )
+
+    def _plan_probe(self, refused: Sequence[KvBlock], now: float) -> None:
+        """Measure the store with what was refused, where that could change the answer."""
+        if self._gate.hopes(self._ask(refused)):
+            self._probes.block = refused[0]
+            self._probes.refuse(now)
+            self._tick.notify()
+
+    def _fetch(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue and not self._is_closed:
+                    self._work.wait()
+                if self._is_closed:
+                    return
+                task = self._queue.popleft()
+            task()
+
+    def _serve(self, job: Job) -> None:
+        while True:
+            with self._lock:
+                blocks, left_s, end = self._next_batch(job)
+                waiters = [] if end is None else self._flights.land(job, (), end)
+            _tell(waiters)
+            if end is not None:
+                return
+            got = self._get(blocks, left_s)
+            with self._lock:
+                self._learn(job, got, left_s)
+                waiters = self._flights.land(job, got.payloads, got.end)
+            _tell(waiters)
+            if got.end is not None or job.num_landed == len(job.blocks):
+                return
+
+    def _next_batch(self, job: Job) -> tuple[Sequence[KvBlock], float, Outcome | None]:
+        now = self._clock.now()
+        left_s = self._flights.time_left_s(job, now) - _GRACE * self._gate.settings.patience_s
+        if not self._breaker.is_closed:
+            return (), 0.0, Outcome.FAULT
+        if left_s <= 0:  # also where nobody waits any more
+            return (), 0.0, Outcome.LATE
+        size = self._gate.batch_blocks(self._settings.block_bytes)
+        job.asked_s = now
+        return job.blocks[job.num_landed : job.num_landed + size], left_s, None
+
+    def _get(self, blocks: Sequence[KvBlock], timeout_s: float) -> _Got:
+        """Ask the store and prove what it gave. What was learnt of single blocks goes to the hooks."""
+        started_s = self._clock.now()
+        run = self._store.get_run([self._codec.key(block) for block in blocks], timeout_s)
+        payloads: list[Payload] = []
+        for block, value in zip(blocks, run.values, strict=True):
+            if value is None:
+                if run.fault is None:
+                    self._hooks.missed(block)
+                break
+            try:
+                payloads.append(self._codec.decode(block, value))
+            except BadValue as bad:
+                self._hooks.spoiled(block, bad.reason)
+                break
+        got = _Got(blocks, payloads, run.fault, self._clock.now() - started_s)
+        if payloads:
+            self._hooks.landed(list(zip(blocks, payloads, strict=False)))
+        if run.fault is not None:
+            self._hooks.failed(run.fault)
+        return got
+
+    def _learn(self, job: Job, got: _Got, timeout_s: float) -> None:
+        """Account for one call: counts, gate, breaker."""
+        is_news = job.asked_s is not None  # else its silence was held against the store already
+        job.asked_s = None
+        self._count(got)
+        num_asked, num_got = len(got.blocks), len(got.payloads)
+        if got.fault is None:
+            self._breaker.succeed()
+            self._gate.observe_fetch(num_asked, num_got, got.num_bytes, got.seconds)
+        elif got.fault.kind is not FaultKind.TIMEOUT:
+            self._breaker.fail(self._clock.now(), got.fault.kind)
+        elif num_got:
+            self._breaker.succeed()
+            self._gate.observe_cut(num_asked * self._settings.block_bytes, got.num_bytes, got.seconds)
+        elif is_news and self._is_fair(timeout_s):
+            self._blame(num_asked, got.seconds)
+
+    def _count(self, got: _Got) -> None:
+        counts = self._counts
+        counts.num_asked += len(got.blocks)
+        counts.num_got += len(got.payloads)
+        counts.num_bytes += got.num_bytes
+        counts.seconds += got.seconds
+        if got.fault is not None:
+            counts.faults[got.fault.kind] += 1
+
+    def _is_fair(self, seconds: float) -> bool:
+        """Whether the store had time enough for its silence to mean something."""
+        return seconds >= 0.5 * self._gate.settings.patience_s
+
+    def _blame(self, num_asked: int, seconds: float) -> None:
+        self._breaker.fail(self._clock.now(), FaultKind.TIMEOUT)
+        self._gate.observe_cut(num_asked * self._settings.block_bytes, 0, seconds)
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return
+                now = self._clock.now()
+                waiters, jobs = self._flights.overdue(now)
+                for job in jobs:
+                    if job.asked_s is not None and self._is_fair(now - job.asked_s):
+                        self._blame(1, now - job.asked_s)
+                        job.asked_s = None
+                if self._probes.begin(now):
+                    self._queue.appendleft(self._probe)
+                    self._work.notify()
+                if not waiters:
+                    self._tick.wait(self._pause_s(now))
+            _tell(waiters)
+
+    def _pause_s(self, now: float) -> float | None:
+        due = [due_s for due_s in (self._flights.next_deadline_s, self._probes.due_s) if due_s is not None]
+        return max(min(due) - now, 0.0) if due else None
+
+    def _probe(self) -> None:
+        """Measure the store for its own sake: a round trip, and one block that was refused."""
+        try:
+            rtt_s = self._store.ping(_PROBE_TIMEOUT_S)
+        except StoreFault as fault:
+            self._hooks.failed(fault)
+            with self._lock:
+                self._counts.faults[fault.kind] += 1
+                self._breaker.fail(self._clock.now(), fault.kind)
+                self._end_probe()
+            return
+        with self._lock:
+            self._breaker.succeed()
+            self._gate.observe_ping(rtt_s)
+            block = self._probes.block
+        got = None if block is None else self._get([block], _PROBE_TIMEOUT_S)
+        with self._lock:
+            if got is not None and got.payloads and got.fault is None:
+                self._count(got)
+                self._gate.observe_bytes(got.num_bytes, got.seconds)
+            self._end_probe()
+
+    def _end_probe(self) -> None:
+        self._probes.end(self._clock.now())
+        self._tick.notify()
+
+
+def _tell(waiters: Sequence[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.done(waiter)

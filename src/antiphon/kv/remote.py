@@ -1,0 +1,120 @@
+"""The shared store as one worker uses it: fetcher and writer, and what they tell each other.
+
+A block the store turned out not to have may be written again; a value that is not what its key
+promises is deleted; what was fetched goes to the host tier; faults are counted by those who met them
+and told to the operator by the alarm. Reads and writes have a breaker each.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphon.core.clock import Clock
+from antiphon.core.kvblock import KvBlock, Tier
+from antiphon.kv.alarm import Alarm
+from antiphon.kv.breaker import Breaker, BreakerSettings
+from antiphon.kv.codec import BadValueReason, BlockCodec
+from antiphon.kv.events import Change, Directory
+from antiphon.kv.fetcher import Fetcher, FetcherParts, FetchSettings
+from antiphon.kv.gate import Gate
+from antiphon.kv.hosttier import HostTier, Payload
+from antiphon.kv.stats import StoreStats
+from antiphon.kv.store import BlockStore, StoreFault
+from antiphon.kv.ttl import TtlPolicy
+from antiphon.kv.writer import Writer, WriterParts, WriterSettings
+
+# Reads must be noticed to work again within 2 s, even where the store had refused them.
+_READS = BreakerSettings(max_retry_s=0.5)
+_WRITES = BreakerSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteParts:
+    """What the remote side works with. `lock` guards the gate."""
+
+    store: BlockStore
+    codec: BlockCodec
+    gate: Gate
+    lock: threading.Lock
+    host: HostTier
+    directory: Directory
+    alarm: Alarm
+    clock: Clock
+
+
+class Remote:
+    """Owns the threads of fetcher and writer, and the store."""
+
+    def __init__(
+        self, parts: RemoteParts, fetch: FetchSettings, write: WriterSettings, ttl: TtlPolicy
+    ) -> None:
+        self._parts = parts
+        self._bad_values: Counter[BadValueReason] = Counter()
+        self._bad_lock = threading.Lock()
+        jitter = random.random
+        self._reads, self._writes = Breaker(_READS, jitter), Breaker(_WRITES, jitter)
+        self.writer = Writer(
+            WriterParts(parts.store, parts.codec, self._writes, ttl, parts.clock, self._stored, self.failed),
+            write,
+        )
+        self.fetcher = Fetcher(
+            FetcherParts(parts.store, parts.codec, parts.gate, self._reads, parts.clock, parts.lock),
+            self,
+            fetch,
+        )
+
+    def close(self) -> None:
+        """End the threads and the store's connections."""
+        self._parts.store.close()
+        self.fetcher.close()
+        self.writer.close()
+
+    def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
+        self._parts.host.put(blocks)
+
+    def missed(self, block: KvBlock) -> None:
+        self.writer.forget(block)
+
+    def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
+        with self._bad_lock:
+            self._bad_values[reason] += 1
+        self.writer.spoil(block)
+        self._parts.alarm.ring("bad_value", f"{reason.value} of {self._parts.codec.key(block)}")
+
+    def failed(self, fault: StoreFault) -> None:
+        self._parts.alarm.ring(fault.kind.value, fault.detail)
+
+    def _stored(self, block: KvBlock) -> None:
+        self._parts.directory.record(Change.STORED, Tier.STORE, [block.hash])
+
+    def stats(self) -> StoreStats:
+        """How it stands."""
+        read, written = self.fetcher.counts(), self.writer.counts()
+        with self._bad_lock:
+            bad_values = dict(self._bad_values)
+        return StoreStats(
+            num_asked=read.num_asked,
+            num_got=read.num_got,
+            got_bytes=read.num_bytes,
+            get_s=read.seconds,
+            num_probes=read.num_probes,
+            read_faults=read.faults,
+            bad_values=bad_values,
+            num_stored=written.num_stored,
+            num_existing=written.num_existing,
+            num_dropped=written.num_dropped,
+            num_touched=written.num_touched,
+            num_deleted=written.num_deleted,
+            stored_bytes=written.num_bytes,
+            write_faults=written.failed,
+            read_breaker=self._reads.state,
+            write_breaker=self._writes.state,
+            num_opened=self._reads.num_opened + self._writes.num_opened,
+            queued_bytes=self.writer.num_bytes_queued,
+            fetching_bytes=self.fetcher.num_bytes_under_way,
+            rates=self._parts.gate.rates,
+        )
