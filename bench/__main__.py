@@ -13,7 +13,18 @@ from types import FrameType
 
 import uvloop
 
-from bench import docs, engine, gateway, peers, report, scheduler, shared_prefix
+from bench import (
+    docs,
+    engine,
+    gateway,
+    kv_resume,
+    kv_share,
+    kv_write,
+    peers,
+    report,
+    scheduler,
+    shared_prefix,
+)
 from bench.errors import BenchFault
 from bench.machine import warn_if_busy
 from bench.report import Run
@@ -33,6 +44,9 @@ _BENCHES = {
     "shared-prefix": "chats with one system prompt against llama-server",
     "gateway": "the gateway against LiteLLM's proxy",
     "scheduler": "the engine's own time a step as the batch grows",
+    "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
+    "kv-share": "two workers with one Redis against one with all the memory",
+    "kv-write": "what writing KV behind costs the answers being made",
 }
 
 
@@ -106,6 +120,9 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
         lanes = gateway.Settings.quick() if quick else gateway.Settings()
         yield await gateway.GatewayBench(lanes, peers.find_litellm()).run(is_quick=quick)
         return
+    if args.name.startswith("kv-"):
+        yield await _kv_bench(args.name, is_quick=quick)
+        return
     binary, threads = peers.find_llama_server(args.llama_server), args.threads
     if args.name == "engine":
         counts = engine.Settings.quick(threads) if quick else engine.Settings(threads=threads)
@@ -115,6 +132,17 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
         return
     chat = shared_prefix.Settings.quick(threads) if quick else shared_prefix.Settings(threads=threads)
     yield await shared_prefix.run(chat, binary, is_quick=quick)
+
+
+async def _kv_bench(name: str, *, is_quick: bool) -> Run:
+    if name == "kv-resume":
+        chats = kv_resume.Settings.quick() if is_quick else kv_resume.Settings()
+        return await kv_resume.ResumeBench(chats, chats.chats()).run(is_quick=is_quick)
+    if name == "kv-share":
+        shares = kv_share.Settings.quick() if is_quick else kv_share.Settings()
+        return await kv_share.run(shares, is_quick=is_quick)
+    writes = kv_write.Settings.quick() if is_quick else kv_write.Settings()
+    return await kv_write.run(writes, is_quick=is_quick)
 
 
 def _docs(*, check: bool) -> int:

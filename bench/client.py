@@ -43,6 +43,7 @@ class Request:
     path: str
     body: bytes
     num_tokens: int | None = None  # answer tokens that must come; None: not checked
+    keeps_events: bool = False  # whether the answer holds the data of all its events
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Answer:
     num_tokens: int = 0
     num_cached: int = 0
     fault: str | None = None
+    events: list[bytes] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
@@ -123,8 +125,8 @@ class _Exchange(asyncio.Protocol):
     started_s: float
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Future[None]
+    recent: deque[bytes]
     events: EventReader = field(default_factory=EventReader)
-    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     refusal: bytes = b""
     done: bool = False
     now_s: float = 0.0
@@ -221,12 +223,14 @@ async def send(target: Target, request: Request, started_s: float, limit_s: floa
     """Send one request and read its answer to the end. Never raises for what the server does."""
     loop = asyncio.get_running_loop()
     answer = Answer(at_s=request.at_s)
-    exchange = _Exchange(encode(target, request), answer, started_s, loop, loop.create_future())
+    recent: deque[bytes] = deque(maxlen=None if request.keeps_events else _KEPT_EVENTS)
+    exchange = _Exchange(encode(target, request), answer, started_s, loop, loop.create_future(), recent)
     try:
         async with asyncio.timeout(limit_s):
             await loop.create_connection(lambda: exchange, *target.address)
             await exchange.ended
         exchange.judge(request.num_tokens)
+        answer.events = list(recent) if request.keeps_events else []
     except TimeoutError:
         answer.fault = f"no end within {limit_s:g} s"
     except (OSError, msgspec.DecodeError) as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import secrets
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,11 +21,26 @@ LOAD_S = 300.0  # a first load measures weight formats and thread counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a model server holds: streams at once, tokens a stream may have, threads (None: its choice)."""
+    """What a model server holds: streams at once, tokens a stream may have, threads (None: its choice).
+
+    `kv_tokens` is for ours alone (None: as many as fill all streams).
+    """
 
     num_streams: int
     context_tokens: int
     threads: int | None
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where a worker of ours keeps KV beyond its engine: a store's URL or "none", MiB in the process."""
+
+    store: str
+    host_mib: int
+
+
+NO_TIERS = Tiers("none", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +64,61 @@ def shipped_model() -> Path:
         raise BenchFault("the built-in model is not installed: run `make setup`") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What gateways and workers of ours share: a model and a folder with their secrets."""
+
+    model: str  # a catalogue name or a file
+    folder: Path
+
+    def worker(self, shape: Shape, *, weights: str | None = None, tiers: Tiers | None = None) -> Command:
+        """A worker on a port of its own; it may be run again and again."""
+        port = free_port()
+        argv = [*self._argv("worker"), "--port", str(port)]
+        argv += ["--context", str(shape.context_tokens), "--max-sequences", str(shape.num_streams)]
+        argv += ["--kv-tokens", str(shape.kv_tokens or shape.context_tokens * shape.num_streams)]
+        if shape.threads is not None:
+            argv += ["--threads", str(shape.threads)]
+        if weights is not None:
+            argv += ["--weights", weights]
+        if tiers is not None:
+            argv += ["--redis", tiers.store, "--kv-host-mib", str(tiers.host_mib)]
+        url = f"http://127.0.0.1:{port}"
+        return Command("antiphon worker", argv, url, "/healthz", self._env, ready_s=LOAD_S)
+
+    def gateway(self, worker: Command) -> Command:
+        """A gateway in front of one worker, which need not be there yet."""
+        port = free_port()
+        argv = [*self._argv("gateway"), "--port", str(port), "--worker", worker.url]
+        return Command("antiphon gateway", argv, f"http://127.0.0.1:{port}", "/health", self._env)
+
+    def _argv(self, command: str) -> list[str]:
+        secret = str(self.folder / "secret")
+        return [*_ANTIPHON, command, "--model", self.model, "--host", "127.0.0.1", "--secret-file", secret]
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(self.folder)}
+
+
+@contextmanager
+def fleet(model: str) -> Iterator[Fleet]:
+    """A fleet that has nothing to do with any other on this machine."""
+    with TemporaryDirectory(prefix="antiphon-bench-") as name:
+        folder = Path(name)
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex(32))
+        yield Fleet(model, folder)
+
+
 @asynccontextmanager
 async def antiphon(model: str, shape: Shape, *, weights: str | None = None) -> AsyncIterator[Antiphon]:
     """One worker and one gateway, ready to serve `model` (a catalogue name or a file)."""
-    with TemporaryDirectory(prefix="antiphon-bench-") as folder:
-        secret = Path(folder) / "secret"
-        secret.touch(0o600)
-        secret.write_text(secrets.token_hex(32))
-        common = ["--model", model, "--host", "127.0.0.1", "--secret-file", str(secret)]
-        async with (
-            running(_worker(common, shape, weights)) as worker,
-            running(_gateway(common, worker)) as gateway,
-        ):
+    with fleet(model) as ours:
+        command = ours.worker(shape, weights=weights)
+        async with running(command) as worker, running(ours.gateway(command)) as gateway:
             yield Antiphon(gateway, worker)
-
-
-def _worker(common: Sequence[str], shape: Shape, weights: str | None) -> Command:
-    port = free_port()
-    argv = [*_ANTIPHON, "worker", *common, "--port", str(port)]
-    argv += ["--context", str(shape.context_tokens), "--max-sequences", str(shape.num_streams)]
-    argv += ["--kv-tokens", str(shape.context_tokens * shape.num_streams)]
-    if shape.threads is not None:
-        argv += ["--threads", str(shape.threads)]
-    if weights is not None:
-        argv += ["--weights", weights]
-    return Command("antiphon worker", argv, f"http://127.0.0.1:{port}", "/healthz", ready_s=LOAD_S)
-
-
-def _gateway(common: Sequence[str], worker: Server) -> Command:
-    port = free_port()
-    argv = [*_ANTIPHON, "gateway", *common, "--port", str(port), "--worker", worker.url]
-    return Command("antiphon gateway", argv, f"http://127.0.0.1:{port}", "/health")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Server processes under test: started, awaited, measured, and gone at the end whatever happens.
 
 Each server leads a session of its own, so that its whole tree can be ended; it is told to end when the
-bench itself dies (Linux), and killed when it does not go in time. Its output goes to a file whose tail
-is shown when it fails. CPU seconds and memory are those of the tree, read through psutil.
+bench itself dies (Linux), and killed when it does not go in time, or at once where a bench wants that.
+Its output goes to a file whose tail is shown when it fails. CPU seconds and memory are those of the
+tree, read through psutil.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Command:
     ready_path: str  # answers 200 once it can serve
     env: Mapping[str, str] | None = None
     ready_s: float = 120.0
+    probe: Callable[[], Awaitable[bool]] | None = None  # whether it can serve, where it speaks no HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running(command: Command) -> AsyncIterator[Server]:
-    """Start the server, wait until it is ready, end its whole tree on exit.
+async def running(command: Command, *, stop: signal.Signals = signal.SIGTERM) -> AsyncIterator[Server]:
+    """Start the server, wait until it is ready, end its whole tree on exit, with `stop` to begin with.
 
     Raises BenchFault with the tail of its output if it ends or is not ready in time.
     """
@@ -117,7 +119,7 @@ async def running(command: Command) -> AsyncIterator[Server]:
                     f"\n{_tail(log.fileno())}"
                 )
         finally:
-            await asyncio.shield(asyncio.to_thread(_end, process, server.tree()))
+            await asyncio.shield(asyncio.to_thread(_end, process, server.tree(), stop))
 
 
 def _start(command: Command, log: int) -> subprocess.Popen[bytes]:
@@ -140,18 +142,25 @@ async def _await_ready(command: Command, process: subprocess.Popen[bytes]) -> No
                 while True:
                     if process.poll() is not None:
                         raise BenchFault(f"{command.name} ended at start, status {process.returncode}")
-                    with suppress(httpx2.TransportError):
-                        if (await http.get(command.url + command.ready_path)).status_code == 200:
-                            return
+                    if await _is_ready(command, http):
+                        return
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise BenchFault(f"{command.name} was not ready within {command.ready_s:g} s") from None
 
 
-def _end(process: subprocess.Popen[bytes], tree: list[psutil.Process]) -> None:
+async def _is_ready(command: Command, http: httpx2.AsyncClient) -> bool:
+    if command.probe is not None:
+        return await command.probe()
+    with suppress(httpx2.TransportError):
+        return (await http.get(command.url + command.ready_path)).status_code == 200
+    return False
+
+
+def _end(process: subprocess.Popen[bytes], tree: list[psutil.Process], stop: signal.Signals) -> None:
     """Ask the server to stop, then kill what is left of its session and tree."""
     with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(stop)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
     with suppress(ProcessLookupError):

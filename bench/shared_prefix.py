@@ -23,13 +23,13 @@ from bench.commands import KvMode, Shape
 from bench.errors import BenchFault
 from bench.load import Summary, Vocabulary, chats, insist, median, open_load, poisson, summarise
 from bench.machine import describe
+from bench.metrics import num_computed
 from bench.pairs import in_pairs, median_of, progress
 from bench.report import Run, Value, figure, rounded, today
-from bench.servers import Server, running
+from bench.servers import running
 from bench.sides import served_model
 
 _LIMIT_S = 600.0
-_COUNTER = "antiphon_prefill_tokens_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ async def run(settings: Settings, binary: Path, *, is_quick: bool) -> Run:
             await _chat(replace(settings, num_chats=2), target, name, -1)
 
         async def ours(seed: int) -> Measured:
-            before = await _num_computed(system.worker)
+            before = await num_computed(system.worker)
             summary = await _chat(settings, system.target, name, seed)
-            return Measured(summary, await _num_computed(system.worker) - before)
+            return Measured(summary, await num_computed(system.worker) - before)
 
         async def theirs(seed: int) -> Measured:
             return Measured(await _chat(settings, peer, name, seed), None)
@@ -167,17 +167,6 @@ async def _chat(settings: Settings, target: Target, model: str, seed: int) -> Su
     summary = summarise(insist(answers, target.url))
     progress(f"{target.url}: TTFT p50 {summary.ttft_p50_s:.2f} s, all answered in {summary.wall_s:.2f} s")
     return summary
-
-
-async def _num_computed(worker: Server) -> int:
-    """Prompt tokens that the worker has computed so far."""
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        text = (await http.get(worker.url + "/metrics")).raise_for_status().text
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name.split("{")[0] == _COUNTER:
-            return int(float(value))
-    raise BenchFault(f"the worker's /metrics has no {_COUNTER}")
 
 
 async def _num_distinct(peer: Target, turns: Sequence[tuple[str, str]], num_prompt_tokens: int) -> int:

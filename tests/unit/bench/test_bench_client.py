@@ -67,6 +67,18 @@ def test_the_client_runs_on_uvloop_too(playback: Playback) -> None:
     assert uvloop.run(once()).fault is None
 
 
+async def test_events_are_kept_where_that_is_asked(playback: Playback) -> None:
+    """All of them in order, or none."""
+    async with playback([GOOD]) as target:
+        started_s = asyncio.get_running_loop().time()
+        kept = await send(target, Request(0.0, "/", b"{}", 3, keeps_events=True), started_s, 20.0)
+        other = await send(target, Request(0.0, "/", b"{}", 3), started_s, 20.0)
+    whole = [ROLE, token("a"), token("b"), token("c"), USAGE]
+    assert kept.events == [event[len(b"data: ") :].strip() for event in whole]
+    assert other.events == []
+    assert kept.num_cached == other.num_cached == 4
+
+
 async def test_first_token_is_the_first_text(playback: Playback) -> None:
     """An opening event without text is not the first token."""
     async with playback([stream(ROLE, USAGE, DONE)]) as target:

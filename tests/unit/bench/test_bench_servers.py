@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,36 @@ async def test_a_deaf_server_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(command(manner="deaf")) as server:
         tree = server.tree()
     assert all(is_gone(process) for process in tree)
+
+
+async def test_a_server_is_killed_at_once_where_that_is_asked(tmp_path: Path) -> None:
+    """No request to stop goes before it."""
+    heeding = (
+        "import pathlib, signal, sys\nfolder = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (folder / 'asked').touch())\n"
+        "(folder / 'up').touch()\nwhile True: signal.pause()\n"
+    )
+
+    async def is_up() -> bool:
+        return (tmp_path / "up").exists()
+
+    argv = [sys.executable, "-c", heeding, str(tmp_path)]
+    async with running(Command("heeding", argv, "", "", probe=is_up), stop=signal.SIGKILL) as server:
+        process = server.root
+    assert is_gone(process)
+    assert not (tmp_path / "asked").exists()
+
+
+async def test_a_probe_says_when_a_server_is_ready() -> None:
+    """Where a server speaks no HTTP its own probe is asked until it says yes."""
+    asked = iter([False, False, True])
+
+    async def probe() -> bool:
+        return next(asked)
+
+    argv = [sys.executable, "-c", "import signal; signal.pause()"]
+    async with running(Command("mute", argv, "unix:///nowhere", "", probe=probe)):
+        assert next(asked, None) is None
 
 
 async def test_the_tree_is_gone_after_an_error_too() -> None:

@@ -1,0 +1,41 @@
+"""What our servers count of themselves, read from their /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+
+from bench.errors import BenchFault
+from bench.servers import Server
+
+_POLL_S = 0.02
+_LINK_S = 30.0
+
+
+async def metric(server: Server, name: str) -> float:
+    """The sum of a metric's samples. Raises BenchFault where there are none."""
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        text = (await http.get(server.url + "/metrics")).raise_for_status().text
+    samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    values = [float(value) for sample, _, value in samples if sample.partition("{")[0] == name]
+    if not values:
+        raise BenchFault(f"{server.command.name}'s /metrics has no {name}")
+    return sum(values)
+
+
+async def num_computed(worker: Server) -> int:
+    """Prompt tokens that a worker has computed since it was started."""
+    return int(await metric(worker, "antiphon_prefill_tokens_total"))
+
+
+async def linked(gateway: Server) -> None:
+    """Wait until a gateway has reached its worker."""
+    try:
+        async with asyncio.timeout(_LINK_S):
+            while True:
+                if await metric(gateway, "antiphon_worker_up"):
+                    return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise BenchFault(f"the gateway did not reach its worker within {_LINK_S:g} s") from None
