@@ -9,7 +9,8 @@ cannot be asked, it shows only in step times, so the count is tried out again an
 * A trial alternates the count in use with a neighbouring one, pair by pair, so that both see the
   same load; the median of the pair ratios decides and a first step that is far too slow ends it.
 * A trial begins when it is due, when steps became much slower or faster than they were, or when the
-  very first step of a group costs far more than any should. A pair that shows a collapse ends it. The more
+  very first step of a group costs far more than any should. One pair that shows a collapse ends it, or
+  one step where the cost was absurd already: another such step may take seconds. The more
   time trials in vain have lost, the longer until the next one of either kind, so that each kind
   loses at most `_TRIAL_SHARE` of the time in the long run.
 
@@ -41,16 +42,16 @@ class ThreadGovernor:
     Ask `threads_for` before a step and tell `observe` its seconds after it, in turn.
     """
 
-    def __init__(self, counts: Sequence[int], start: int, token_s: float = math.inf) -> None:
+    def __init__(self, counts: Sequence[int], start: int, measured: Sequence[tuple[int, float]] = ()) -> None:
         """`counts` are those allowed, ascending; `start` is one of them.
 
-        `token_s`: the most a token should cost, that is a step of one token at start.
+        `measured`: tokens and seconds of some steps at start, before anything could disturb them.
         """
         if list(counts) != sorted(set(counts)) or start not in counts:
             raise ValueError(f"start {start} must be one of the ascending counts {list(counts)}")
         self._counts = tuple(counts)
         self._start = self._counts.index(start)
-        self._token_s = token_s
+        self._measured = tuple(measured)
         self._groups: dict[int, _Group] = {}
 
     def threads_for(self, num_decode: int, num_prefill: int) -> int:
@@ -70,14 +71,22 @@ class ThreadGovernor:
         if group is None:
             nearest = min(self._groups, key=lambda other: abs(other - size), default=None)
             chosen = self._start if nearest is None else self._groups[nearest].chosen
-            group = self._groups[size] = _Group(len(self._counts), chosen, self._token_s)
+            group = self._groups[size] = _Group(len(self._counts), chosen, self._most(num_tokens))
         return group
+
+    def _most(self, num_tokens: int) -> float:
+        """The most a token should cost in a step of this size.
+
+        A shorter step costs no more than a longer one, a token in a longer one no more than in a shorter.
+        """
+        return min((s / min(num_tokens, n) for n, s in self._measured), default=math.inf)
 
 
 def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int = 3) -> tuple[int, float]:
-    """The count whose `measure` (seconds of some work) is least, and those seconds; of near equals the lowest.
+    """The count whose `measure` (seconds of some work) is least; of near equals the lowest.
 
-    Each count is measured once a round, so that a passing disturbance meets all of them.
+    With it those seconds (their median). Each count is measured once a round, so that a passing
+    disturbance meets all of them.
     """
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
@@ -91,10 +100,10 @@ def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int 
 class _Group:
     """Steps of about one size: the index of the count they use, and the trial that may replace it."""
 
-    def __init__(self, num_counts: int, chosen: int, token_s: float) -> None:
+    def __init__(self, num_counts: int, chosen: int, most: float) -> None:
         self.chosen = chosen
         self._num_counts = num_counts
-        self._token_s = token_s
+        self._absurd = _ABSURD * most
         self._direction = -1  # first try fewer: being disturbed is what this is about
         self._trial: _Trial | None = None
         self._recent = self._usual = 0.0  # moving averages of the cost …
@@ -117,18 +126,20 @@ class _Group:
             self._conclude(self._trial)
 
     def _watch(self, cost: float) -> None:
-        is_absurd = self._num_watched == 0 and cost > _ABSURD * self._token_s
+        is_absurd = cost > self._absurd
+        is_disturbed = is_absurd and self._num_watched == 0
         self._num_watched += 1
         self._recent += max(_FAST, 1 / self._num_watched) * (cost - self._recent)
         self._usual += max(_SLOW, 1 / self._num_watched) * (cost - self._usual)
         self._until_due -= 1
         self._until_rested -= 1
-        is_disturbed = is_absurd or not 1 / _DISTURBED < self._recent / self._usual < _DISTURBED
+        is_disturbed |= not 1 / _DISTURBED < self._recent / self._usual < _DISTURBED
         self._is_out_of_turn = is_disturbed and self._until_rested <= 0
         if (self._until_due <= 0 or self._is_out_of_turn) and self._num_counts > 1:
             if not 0 <= self.chosen + self._direction < self._num_counts:
                 self._direction = -self._direction
-            self._trial = _Trial(self.chosen, self.chosen + self._direction, self._recent)
+            cost = cost if is_absurd else self._recent
+            self._trial = _Trial(self.chosen, self.chosen + self._direction, cost, is_absurd=is_absurd)
 
     def _conclude(self, trial: _Trial) -> None:
         self._trial = None
@@ -148,12 +159,14 @@ class _Group:
 class _Trial:
     """Alternating steps with a challenger and with the count in use, challenger first."""
 
-    def __init__(self, chosen: int, challenger: int, cost: float) -> None:
+    def __init__(self, chosen: int, challenger: int, cost: float, *, is_absurd: bool) -> None:
         self.challenger = challenger
         self.lost_steps = 0.0  # time lost by the challenger's steps, counted in steps
         self.in_use = challenger
         self._chosen = chosen
         self._cost = cost  # what a step with the count in use cost last
+        self._is_absurd = is_absurd  # that was far more than any step should
+        self._is_collapse = False
         self._tried = 0.0
         self._ratios: list[float] = []
 
@@ -163,19 +176,16 @@ class _Trial:
             return True
         return len(self._ratios) == _TRIAL_PAIRS and statistics.median(self._ratios) < _BETTER
 
-    @property
-    def _is_collapse(self) -> bool:
-        """Whether the first pair has said enough: each further step of the count in use may take seconds."""
-        return len(self._ratios) == 1 and self._ratios[0] * _COLLAPSE < 1.0
-
     def observe(self, cost: float) -> bool:
         """Take in the step at `in_use`. True when the trial is over."""
         if self.in_use == self.challenger:
             self._tried = cost
             self.in_use = self._chosen
             self.lost_steps += max(0.0, cost / self._cost - 1.0)
-            return cost > _HOPELESS * self._cost
+            self._is_collapse = self._is_absurd and _COLLAPSE * cost < self._cost
+            return self._is_collapse or cost > _HOPELESS * self._cost
         self._cost = cost
         self._ratios.append(self._tried / cost)
+        self._is_collapse = len(self._ratios) == 1 and _COLLAPSE * self._tried < cost
         self.in_use = self.challenger
         return self._is_collapse or len(self._ratios) == _TRIAL_PAIRS

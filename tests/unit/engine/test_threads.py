@@ -98,9 +98,20 @@ def test_a_collapse_ends_after_two_slow_steps() -> None:
 
 def test_a_machine_that_is_busy_from_the_start_is_seen_at_the_first_step() -> None:
     """A size without a past is compared with what a token cost when the worker started."""
-    drive = Drive(ThreadGovernor((1, 2), 2, quiet(2, 1)), 0.2)
-    drive.run(collapsed, 12)
-    assert drive.used.count(2) <= 2
+    for num_tokens in (1, 4, 150):
+        measured = [(n, quiet(2, n)) for n in (1, 16)]
+        drive = Drive(ThreadGovernor((1, 2), 2, measured), 0.2)
+        drive.run(collapsed, 12, num_decode=num_tokens)
+        assert drive.used.count(2) == 1
+
+
+def test_what_a_token_may_cost_holds_for_every_size() -> None:
+    """Undisturbed steps of any size are never taken for absurd: the first trial comes when it is due."""
+    measured = [(n, quiet(2, n)) for n in (1, 16)]
+    for num_tokens in (1, 3, 9, 40, 256):
+        drive = Drive(ThreadGovernor((1, 2), 2, measured), 0.2)
+        drive.run(quiet, 16, num_decode=num_tokens)
+        assert set(drive.used) == {2}
 
 
 def test_short_and_long_steps_choose_for_themselves() -> None:
