@@ -186,13 +186,13 @@ def test_exported_blocks_are_exact_in_another_runner(make_runner: MakeRunner, ru
     runner.run([Chunk(1, 0, tokens[:64], False)])
     blocks = keep_all(runner, 1, 2, first=400)
     expected = logits_of(runner, 1, tokens, 64)
-    payloads = [runner.export_block(block) for block in blocks]
+    payloads = runner.export_blocks(blocks)
     other = make_runner()
     for block, payload in zip((7, 8), payloads, strict=True):
         other.import_block(block, payload)
     other.open(1, [7, 8])
     assert np.array_equal(logits_of(other, 1, tokens, 64), expected)
-    assert [other.export_block(7), other.export_block(8)] == payloads
+    assert other.export_blocks([7, 8]) == payloads
     runner.close(1)
     for block in blocks:
         runner.drop(block)
@@ -242,10 +242,10 @@ def test_blocks_of_flash_attention_serve_plain_attention(
     fused, plain = runners[True], runners[False]
     fused.open(1, [])
     fused.run([Chunk(1, 0, tokens[:64], False)])
-    for index, block in enumerate(keep_all(fused, 1, 2, first=0)):
-        plain.import_block(index, fused.export_block(block))
+    for index, payload in enumerate(fused.export_blocks(keep_all(fused, 1, 2, first=0))):
+        plain.import_block(index, payload)
     plain.open(1, [0, 1])
     assert_near(logits_of(plain, 1, tokens, 64), logits_of(fused, 1, tokens, 64))
-    assert [plain.export_block(0), plain.export_block(1)] == [fused.export_block(0), fused.export_block(1)]
+    assert plain.export_blocks([0, 1]) == fused.export_blocks([0, 1])
     for runner in runners.values():
         runner.close_model()

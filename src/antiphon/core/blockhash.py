@@ -5,7 +5,9 @@
 they share namespace, scope and every token up to the end of block i.
 
 Blocks inside an operator's public prefix chain under the public root; the first block after them
-is `BLAKE3(h ‖ tenant scope ‖ ids)`, so that what follows is the tenant's own again.
+is `BLAKE3(h ‖ tenant scope ‖ ids)`, so that what follows is the tenant's own again. A block that is
+only partly public is the tenant's. A scope is never empty and never `PUBLIC_SCOPE`
+(core/generation.py), so two tenants share what is public and nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from blake3 import blake3
 BlockHash: TypeAlias = bytes
 
 HASH_BYTES = 32
+PUBLIC_SCOPE = b"public"
 
 
 class Border(NamedTuple):
@@ -28,12 +31,21 @@ class Border(NamedTuple):
     num_public_tokens: int = 0
     scope: bytes = b""
 
+    def scope_of(self, index: int, block_tokens: int) -> bytes:
+        """Whose the block at `index` is."""
+        return PUBLIC_SCOPE if index < self.num_public_tokens // block_tokens else self.scope
+
 
 def chain_root(namespace: bytes, scope: bytes) -> BlockHash:
     """The hash before the first block. Lengths are part of the input, so the two cannot be confused."""
     return blake3(
         len(namespace).to_bytes(4, "little") + namespace + len(scope).to_bytes(4, "little") + scope
     ).digest()
+
+
+def root_of(namespace: bytes, scope: bytes, num_public_tokens: int, block_tokens: int) -> BlockHash:
+    """The root of a prompt's chain: everybody's where its first block is public, else the tenant's."""
+    return chain_root(namespace, Border(num_public_tokens, scope).scope_of(0, block_tokens))
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int], scope: bytes = b"") -> BlockHash:

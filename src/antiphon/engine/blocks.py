@@ -71,6 +71,11 @@ class BlockManager:
                 del self._cached[block]
             self._num_users[block] += 1
 
+    def refresh(self, blocks: list[int]) -> None:
+        """Blocks found by `find_prefix` are evicted after all others now."""
+        self.acquire(blocks)
+        self.release(blocks)
+
     def allocate(self, count: int, evicted: list[int]) -> list[int]:
         """Take `count` blocks; those whose content had to go are appended to `evicted`.
 
@@ -115,6 +120,10 @@ class BlockManager:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+
+    def is_named(self, block: int) -> bool:
+        """Whether it is held under a hash."""
+        return self._hash[block] is not None
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError naming the first thing that is wrong."""

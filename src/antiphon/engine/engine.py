@@ -8,16 +8,22 @@ output with `finish` set, whatever happens: answer complete, abort, deadline, fa
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from antiphon.core.blockhash import PUBLIC_SCOPE
 from antiphon.core.clock import Clock
 from antiphon.core.errors import BadRequest, Busy, ContextTooLong
-from antiphon.core.generation import Generation, Load, StepOutput, Terminal, TokenLogprobs
+from antiphon.core.generation import Generation, KvReport, Load, StepOutput, Terminal, TokenLogprobs
+from antiphon.core.kvblock import KvBlock, Prefix
 from antiphon.engine.blocks import BlockManager
+from antiphon.engine.counters import Counters, StepReport
+from antiphon.engine.handover import Arrival, Handover
 from antiphon.engine.runner import Chunk, Logits, ModelRunner, RunnerFault
 from antiphon.engine.sampling import BadLogits, Chosen, Sampler, choose_batch
 from antiphon.engine.scheduler import Scheduler, Slice, StepPlan
-from antiphon.engine.sequence import Sequence
+from antiphon.engine.sequence import Chain, Sequence, Supply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +31,10 @@ class EngineSettings:
     """How much the engine holds and how much a step may do."""
 
     num_blocks: int
+    namespace: bytes = b""  # enters the block hashes
+    checkpoint_blocks: int | None = None  # offer an answer's blocks this often; None: offer none at all
     token_budget: int = 256  # most tokens a step computes: bounds how long a decode waits for a prefill
     max_waiting: int = 1024  # sequences
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the start; only grows."""
-
-    steps: int = 0
-    prefill_tokens: int = 0  # prompt tokens computed
-    decode_tokens: int = 0  # answer tokens chosen
-    cached_tokens: int = 0  # prompt tokens found computed
-    preemptions: int = 0
-    evicted_blocks: int = 0
-    failed_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """The shape of the last step, for metrics."""
-
-    num_sequences: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
 
 
 class Engine:
@@ -67,8 +53,11 @@ class Engine:
             max_running=runner.max_sequences,
             share=runner.shares_blocks,
         )
+        self._handover = Handover(self._scheduler.blocks, runner, self.counters, settings.checkpoint_blocks)
         self._keys = itertools.count()
         self._open: dict[str, list[Sequence]] = {}  # unfinished choices by generation id
+        self._held: dict[str, Supply] = {}  # by generation id, while it waits for blocks from elsewhere
+        self._most_tokens = min(runner.context_tokens, settings.num_blocks * runner.block_tokens)
         self._ended: list[StepOutput] = []  # ends that no step caused, sent with the next one
 
     @property
@@ -77,7 +66,15 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._ended)
+        """Whether a step now would do something. False too where all that waits is held back."""
+        return self._scheduler.has_work or bool(self._ended) or self._is_due
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a step is due though nothing else happens: the first end of a hold or of an answer's time."""
+        ends = [supply.until_s for supply in self._held.values()]
+        ends += [sequence.deadline_s for sequences in self._open.values() for sequence in sequences]
+        return min((time for time in ends if time is not None), default=None)
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -93,11 +90,17 @@ class Engine:
             used_blocks=blocks.num_used,
         )
 
-    def add(self, generation: Generation) -> None:
-        """Take a generation in. Raises BadRequest, ContextTooLong or Busy; then nothing is left of it."""
+    def add(self, generation: Generation, hold_s: float | None = None) -> Prefix:
+        """Take a generation in. Raises BadRequest, ContextTooLong or Busy; then nothing is left of it.
+
+        With `hold_s` it may get blocks from elsewhere: if some are missing that nobody else is about to
+        bring, it waits for `supply` or `release_hold`, but no longer than that.
+        """
         self._check(generation)
         now = self._clock.now()
         deadline = None if generation.timeout_s is None else now + generation.timeout_s
+        supply = None if hold_s is None else Supply()
+        chain = Chain.of(generation, self._settings.namespace, self.runner.block_tokens)
         sequences = [
             Sequence(
                 key=next(self._keys),
@@ -105,8 +108,10 @@ class Engine:
                 choice=choice,
                 tokens=list(generation.token_ids),
                 sampler=Sampler(generation.sampling, choice, self.runner.vocab_size),
+                chain=chain,
                 arrived_s=now,
                 deadline_s=deadline,
+                supply=supply,
             )
             for choice in range(generation.n)
         ]
@@ -115,6 +120,41 @@ class Engine:
                 sequence.sampler.accept(token_id)
             self._scheduler.add(sequence)
         self._open[generation.id] = sequences
+        if supply is not None and hold_s is not None and self._scheduler.hold(sequences[0]):
+            supply.until_s = now + hold_s
+            self._held[generation.id] = supply
+        return self._prefix(sequences[0])
+
+    def is_held(self, generation_id: str) -> bool:
+        """Whether it waits for `supply`."""
+        return generation_id in self._held
+
+    def is_open(self, generation_id: str) -> bool:
+        """Whether a choice of it has not ended."""
+        return generation_id in self._open
+
+    def supply(self, generation_id: str, arrivals: Iterable[Arrival], report: KvReport) -> None:
+        """Blocks from elsewhere for a generation that waits, in the order of its chain; ends its hold.
+
+        Too late (it runs, or has ended) is fine: nothing happens.
+        """
+        waiting = next((s for s in self._open.get(generation_id, ()) if s.cached is None), None)
+        if waiting is None or waiting.supply is None or waiting.supply.is_counted:
+            return
+        self._handover.take_in(waiting, waiting.supply, arrivals)
+        self._end_hold(generation_id, report)
+
+    def release_hold(self, generation_id: str) -> None:
+        """Nothing will come for this generation."""
+        self._end_hold(generation_id, KvReport(decision="fault"))
+
+    def exportable(self) -> list[KvBlock]:
+        """Blocks that are worth copying out now and were not returned before."""
+        return self._handover.take_due()
+
+    def export(self, blocks: Items[KvBlock]) -> list[tuple[KvBlock, bytes]]:
+        """The bytes of those blocks that are still here, in their order. Ask for all of a turn at once."""
+        return self._handover.export(blocks)
 
     def abort(self, generation_id: str, choice: int | None = None) -> None:
         """End a generation, or one choice of it. Unknown or ended ids are fine."""
@@ -130,6 +170,7 @@ class Engine:
         for sequence in plan.opened:
             if sequence.queued_s is None:
                 sequence.queued_s = started - sequence.arrived_s
+        prefilled = self.counters.prefill_tokens
         outputs = self._run(plan) if plan.slices or plan.preempted else []
         if self._ended:
             outputs = self._ended + outputs
@@ -137,7 +178,9 @@ class Engine:
         if plan.slices:
             self.counters.steps += 1
             num_tokens = sum(s.num_tokens for s in plan.slices)
-            self.last_step = StepReport(len(plan.slices), num_tokens, self._clock.now() - started)
+            seconds = self._clock.now() - started
+            prefilled = self.counters.prefill_tokens - prefilled
+            self.last_step = StepReport(len(plan.slices), num_tokens, seconds, prefilled)
         return outputs
 
     def end_all(self, finish: Terminal, error: str | None = None) -> list[StepOutput]:
@@ -151,15 +194,13 @@ class Engine:
     def check(self) -> None:
         """Recount the blocks; when idle none may be in use. Raises AssertionError."""
         self._scheduler.blocks.check()
+        self._handover.check()
         if not self._scheduler.running:
             assert self._scheduler.blocks.num_used == 0, "blocks in use without a running sequence"
 
     def _check(self, generation: Generation) -> None:
+        _check_borders(generation)
         num_tokens, context = len(generation.token_ids), self.runner.context_tokens
-        if num_tokens == 0:
-            raise BadRequest("The prompt has no tokens.", param="messages")
-        if not 0 < generation.num_prompt_tokens <= num_tokens:
-            raise BadRequest("num_prompt_tokens is outside the token ids.")
         if num_tokens >= context:
             raise ContextTooLong(
                 f"The prompt has {num_tokens} tokens; the maximum context length is {context} tokens, "
@@ -176,6 +217,12 @@ class Engine:
         if self._scheduler.num_waiting + generation.n > self._settings.max_waiting:
             raise Busy("The worker's queue is full.")
 
+    @property
+    def _is_due(self) -> bool:
+        """Whether a time in `next_deadline_s` has come."""
+        due_s = self.next_deadline_s
+        return due_s is not None and due_s <= self._clock.now()
+
     def _end_overdue(self, now: float) -> None:
         overdue = [
             sequence
@@ -185,14 +232,31 @@ class Engine:
         ]
         for sequence in overdue:
             self._end(sequence, Terminal.DEADLINE)
+        late = [i for i, supply in self._held.items() if supply.until_s is not None and supply.until_s <= now]
+        for generation_id in late:
+            self._end_hold(generation_id, KvReport(decision="late"))
+
+    def _end_hold(self, generation_id: str, report: KvReport) -> None:
+        self._held.pop(generation_id, None)
+        for sequence in self._open.get(generation_id, ()):
+            self._scheduler.let_go(sequence)
+            if sequence.supply is not None:
+                sequence.supply.until_s = None
+                sequence.supply.report = report
+
+    def _prefix(self, sequence: Sequence) -> Prefix:
+        num_local = len(self._scheduler.hits(sequence))
+        num_usable = sequence.num_usable_blocks if self.runner.shares_blocks else 0
+        blocks = tuple(sequence.block_at(index) for index in range(num_usable))
+        return Prefix(sequence.generation.id, blocks, num_local, sequence.num_prompt_tokens)
 
     def _run(self, plan: StepPlan) -> list[StepOutput]:
         for sequence in plan.preempted:
             self.runner.close(sequence.key)
         self.counters.preemptions += len(plan.preempted)
-        for block in plan.evicted:
-            self.runner.drop(block)
-        self.counters.evicted_blocks += len(plan.evicted)
+        self._handover.forget(plan.evicted)
+        for sequence in plan.preempted:
+            self._handover.offer(sequence)
         try:
             for sequence in plan.opened:
                 num_hits = sequence.num_computed // self.runner.block_tokens
@@ -218,6 +282,7 @@ class Engine:
         for part in slices:
             for index, block in self._scheduler.mark_computed(part.sequence, part.num_tokens):
                 self.runner.keep(part.sequence.key, index, block)
+            self._handover.note_kept(part.sequence)
             if part.sequence.num_to_compute == 0:
                 caught_up.append(part.sequence)
         chosen = choose_batch(logits, [s.sampler for s in caught_up], [s.position for s in caught_up])
@@ -236,7 +301,7 @@ class Engine:
             return self._output(sequence, position, [], Terminal.STOP, None)
         sequence.tokens.append(chosen.id)
         sequence.sampler.accept(chosen.id)
-        is_full = position + 1 >= sampling.max_tokens or len(sequence.tokens) >= self.runner.context_tokens
+        is_full = position + 1 >= sampling.max_tokens or len(sequence.tokens) >= self._most_tokens
         self.counters.decode_tokens += 1
         return self._output(
             sequence, position, [chosen.id], Terminal.LENGTH if is_full else None, chosen.logprobs
@@ -263,6 +328,7 @@ class Engine:
             None if logprobs is None else [logprobs],
             sequence.cached if is_first else None,
             queued_s=sequence.queued_s if is_first else None,
+            kv=sequence.report if is_first else None,
         )
 
     def _end(self, sequence: Sequence, finish: Terminal, error: str | None = None) -> None:
@@ -272,9 +338,28 @@ class Engine:
         )
 
     def _forget(self, sequence: Sequence) -> None:
+        was_held = sequence.is_held
         if self._scheduler.remove(sequence):
             self.runner.close(sequence.key)
-        siblings = self._open[sequence.generation.id]
+            self._handover.offer(sequence)
+        generation_id = sequence.generation.id
+        siblings = self._open[generation_id]
         siblings.remove(sequence)
         if not siblings:
-            del self._open[sequence.generation.id]
+            del self._open[generation_id]
+            self._held.pop(generation_id, None)
+        elif was_held:
+            self._scheduler.hold(siblings[0])
+
+
+def _check_borders(generation: Generation) -> None:
+    """Where prompt, answer and public prefix end must fit the tokens. Raises BadRequest."""
+    num_tokens, num_prompt_tokens = len(generation.token_ids), generation.num_prompt_tokens
+    if num_tokens == 0:
+        raise BadRequest("The prompt has no tokens.", param="messages")
+    if not 0 < num_prompt_tokens <= num_tokens:
+        raise BadRequest("num_prompt_tokens is outside the token ids.")
+    if not 0 <= generation.num_public_tokens <= num_prompt_tokens:
+        raise BadRequest("num_public_tokens is outside the prompt.")
+    if generation.scope == PUBLIC_SCOPE:
+        raise BadRequest("A generation's own scope cannot be the public one.")

@@ -18,13 +18,17 @@ here calls llama.cpp. Payloads come verified: lengths are checked, content is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Payload: TypeAlias = bytes | memoryview
+
+LAYOUT = "k-rows-v-rows-1"  # of a payload: a new name for every change of it
 
 _LAYER_HEAD_BYTES = 12
 _ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # unsigned, so that no NaN is ever "normalised"
@@ -105,7 +109,7 @@ class KvLayout:
             payloads.append(k_part.tobytes() + v_part.tobytes())
         return payloads
 
-    def join(self, payloads: list[bytes], stream: int, block_tokens: int) -> Bytes:
+    def join(self, payloads: Sequence[Payload], stream: int, block_tokens: int) -> Bytes:
         """The blob of a sequence in `stream` that holds these blocks. Raises ValueError on a wrong length."""
         num_cells = len(payloads) * block_tokens
         blob = np.empty(self._blob_bytes(num_cells), np.uint8)

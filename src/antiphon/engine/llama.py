@@ -12,7 +12,9 @@ one piece and cuts where a number is missing. A short gap is therefore filled wi
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +22,19 @@ import numpy as np
 
 from antiphon.core.clock import Clock
 from antiphon.engine.attention import prefers_flash_attention
-from antiphon.engine.kvstate import BlockCut, KvLayout, UnknownLayout
+from antiphon.engine.kvstate import BlockCut, KvLayout, Payload, UnknownLayout
+from antiphon.engine.kvtype import KvType
 from antiphon.engine.llamabatch import Row
 from antiphon.engine.llamacontext import ContextShape, LlamaContext, free_model, load_model, vocab_size
+from antiphon.engine.llamafacts import describe_kv
 from antiphon.engine.runner import Chunk, Logits, RunnerFault
-from antiphon.engine.streams import NOTHING, Stream, Streams
+from antiphon.engine.streams import Stream, Streams
 from antiphon.engine.threads import ThreadGovernor, fastest
 
+_SHORT_PREFILL = 16  # tokens of the prefill that is measured at start
 _MAX_GAP = 3  # streams; a longer gap is cheaper to run around
 _MAX_PAYLOAD_BYTES = 4 * 2**20  # Redis peaks near values of 4 MB (docs/adr/0001)
+_SPARE_BYTES = 128 * 2**20  # payloads of blocks that lie in a stream too: a long shared prefix fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,7 @@ class LlamaSettings:
     max_sequences: int
     max_step_tokens: int
     thread_counts: tuple[int, ...]
+    kv_type: KvType = KvType.F16
 
 
 class LlamaRunner:
@@ -52,7 +59,10 @@ class LlamaRunner:
         self.context_tokens = settings.context_tokens
         self.max_sequences = settings.max_sequences
         most_threads = settings.thread_counts[-1]
-        self.flash_attention = prefers_flash_attention(self._model, most_threads, clock)
+        self._kv_type = settings.kv_type
+        self.flash_attention = settings.kv_type.is_quantised or prefers_flash_attention(
+            self._model, most_threads, clock
+        )
         self._context = LlamaContext(
             self._model,
             ContextShape(
@@ -61,13 +71,17 @@ class LlamaRunner:
                 step_tokens=settings.max_step_tokens + settings.max_sequences,
                 threads=most_threads,
                 flash_attention=self.flash_attention,
+                kv_type=settings.kv_type,
             ),
         )
-        self._streams = Streams(settings.max_sequences)
+        self.kv_description = describe_kv(self._model, settings.kv_type, settings.context_tokens, os.environ)
         start, decode_s = fastest(settings.thread_counts, self._measure)
-        self._governor = ThreadGovernor(settings.thread_counts, start, decode_s)
+        measured = ((1, decode_s), (_SHORT_PREFILL, self._measure_prefill(start)))
+        self._governor = ThreadGovernor(settings.thread_counts, start, measured)
         self.block_tokens = 16
         self._layout = self._learn_layout()
+        block_bytes = self.block_tokens * self.kv_bytes_per_token
+        self._streams = Streams(settings.max_sequences, _SPARE_BYTES // block_bytes if block_bytes else 0)
         self.shares_blocks = self._layout is not None and self._copies_are_exact(self._layout)
 
     @property
@@ -84,12 +98,15 @@ class LlamaRunner:
         stream = self._streams.choose(blocks)
         num_matching = stream.num_matching(blocks)
         in_place = num_matching == len(blocks)
-        self._save(stream, self._streams.unsaved(stream, num_matching if in_place else 0))
+        self._save(self._read(stream, self._streams.unsaved(stream, num_matching if in_place else 0)))
         if in_place:
             self._context.truncate(stream.index, num_matching * self.block_tokens)
         else:
-            self._restore(stream, [self._payload(block) for block in blocks])
+            payloads = self._payloads(blocks)
+            self._save(payloads)  # whoever shares them comes soon, if at all
+            self._restore(stream, [payloads[block] for block in blocks])
         self._streams.occupy(stream, sequence, blocks, self.block_tokens)
+        self._streams.trim()
 
     def run(self, chunks: list[Chunk]) -> Logits:
         placed = sorted(
@@ -130,14 +147,17 @@ class LlamaRunner:
     def drop(self, block: int) -> None:
         self._streams.drop(block)
 
-    def export_block(self, block: int) -> bytes:
-        return self._payload(block)
+    def export_blocks(self, blocks: list[int]) -> list[bytes]:
+        payloads = self._payloads(blocks)
+        return [bytes(payloads[block]) for block in blocks]
 
-    def import_block(self, block: int, payload: bytes) -> None:
+    def import_block(self, block: int, payload: bytes | memoryview) -> None:
         assert self._layout is not None
         if len(payload) != self.block_tokens * self._layout.bytes_per_token:
             raise ValueError(f"a payload of {len(payload)} bytes does not fit this model")
-        self._streams.saved[block] = payload
+        # A view of bytes stays as it is; memory that its owner may use again has to be copied.
+        is_fixed = isinstance(payload, bytes) or isinstance(payload.obj, bytes)
+        self._streams.save(block, payload if is_fixed else bytes(payload))
 
     def _fillers(self, used: list[Stream]) -> list[Stream]:
         """Streams in the short gaps between the used ones, as far as they have room for one token."""
@@ -151,14 +171,25 @@ class LlamaRunner:
     def _measure(self, threads: int) -> float:
         """Seconds of a decode with this many threads: the median of some after a short prefill."""
         self._context.use_threads(threads)
-        self._context.decode([Row(0, 0, [1] * 16, False)])
+        self._context.decode([Row(0, 0, [1] * _SHORT_PREFILL, False)])
         seconds: list[float] = []
-        for position in range(16, 21):
+        for position in range(_SHORT_PREFILL, _SHORT_PREFILL + 5):
             started = self._clock.now()
             self._context.decode([Row(0, position, [1], True)])
             seconds.append(self._clock.now() - started)
         self._context.truncate(0, 0)
         return statistics.median(seconds)
+
+    def _measure_prefill(self, threads: int) -> float:
+        """Seconds of a prefill of `_SHORT_PREFILL` tokens: the least of some."""
+        self._context.use_threads(threads)
+        seconds: list[float] = []
+        for _ in range(3):
+            started = self._clock.now()
+            self._context.decode([Row(0, 0, [1] * _SHORT_PREFILL, False)])
+            seconds.append(self._clock.now() - started)
+            self._context.truncate(0, 0)
+        return min(seconds)
 
     def _logits(self, order: list[int]) -> Logits:
         """Rows in chunk order; `order[r]` is the chunk whose logits llama.cpp put in row r."""
@@ -166,32 +197,41 @@ class LlamaRunner:
         by_chunk = np.argsort(order)
         return rows if np.array_equal(by_chunk, np.arange(len(order))) else rows[by_chunk]
 
-    def _payload(self, block: int) -> bytes:
-        payload = self._streams.saved.get(block)
-        if payload is None:
-            holder = self._streams.holder(block)
-            if holder is None:
-                raise RunnerFault(f"block {block} is not held")
-            # The neighbours will be wanted too, and a stream can only be read as a whole.
-            self._save(holder, [b for b in holder.blocks if b != NOTHING and b not in self._streams.saved])
-            payload = self._streams.saved[block]
-        return payload
+    def _payloads(self, blocks: list[int]) -> dict[int, Payload]:
+        """The payload of each of these blocks. Reading a stream costs all of it: as few reads as possible."""
+        found = {block: payload for block in blocks if (payload := self._streams.payload(block)) is not None}
+        missing = set(blocks) - found.keys()
+        while missing:
+            stream = self._streams.holder(missing)
+            if stream is None:
+                raise RunnerFault(f"block {missing.pop()} is not held")
+            found |= self._read(stream, [block for block in stream.blocks if block in missing])
+            missing -= found.keys()
+        return found
 
-    def _save(self, stream: Stream, blocks: list[int]) -> None:
+    def _read(self, stream: Stream, blocks: list[int]) -> dict[int, Payload]:
+        """Copy these blocks out of a stream that holds them."""
         if not blocks:
-            return
+            return {}
         assert self._layout is not None
         blob = self._context.read(stream.index)
         cut = BlockCut(self.block_tokens, [stream.blocks.index(block) for block in blocks])
         payloads = self._layout.split(blob, stream.num_cells, stream.index, cut)
-        self._streams.saved.update(zip(blocks, payloads, strict=True))
+        return dict(zip(blocks, payloads, strict=True))
 
-    def _restore(self, stream: Stream, payloads: list[bytes]) -> None:
+    def _save(self, payloads: Mapping[int, Payload]) -> None:
+        for block, payload in payloads.items():
+            self._streams.save(block, payload)
+
+    def _restore(self, stream: Stream, payloads: list[Payload]) -> None:
         assert self._layout is not None
         self._context.write(stream.index, self._layout.join(payloads, stream.index, self.block_tokens))
 
     def _learn_layout(self) -> KvLayout | None:
-        """Read the KV layout off a sample and set the block size; None where it is unknown to us."""
+        """Read the KV layout off a sample and set the block size; None where it is unknown to us.
+
+        The block size is that of f16 whatever the format is: it depends on the model alone.
+        """
         tokens = [i % self.vocab_size for i in range(100, 100 + self.block_tokens)]
         self._context.decode([Row(0, 0, tokens, False)])
         try:
@@ -200,7 +240,8 @@ class LlamaRunner:
             return None
         finally:
             self._context.truncate(0, 0)
-        if 2 * self.block_tokens * layout.bytes_per_token <= _MAX_PAYLOAD_BYTES:
+        num_values = sum(self._kv_type.num_values(row) for row in layout.row_bytes)
+        if 2 * self.block_tokens * 2 * layout.num_layers * num_values <= _MAX_PAYLOAD_BYTES:
             self.block_tokens *= 2
         return layout
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from antiphon.core.errors import EngineFault
 from antiphon.engine.kvstate import Bytes
+from antiphon.engine.kvtype import KvType
 from antiphon.engine.llamabatch import Batch, Row
 from antiphon.engine.runner import Logits, RunnerFault
 
@@ -32,6 +33,7 @@ class ContextShape:
     step_tokens: int
     threads: int
     flash_attention: bool
+    kv_type: KvType = KvType.F16
 
 
 class LlamaContext:
@@ -126,6 +128,7 @@ def _make(model: int, shape: ContextShape) -> int:
         if shape.flash_attention
         else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     )
+    params.type_k = params.type_v = shape.kv_type.ggml
     params.no_perf = True
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:

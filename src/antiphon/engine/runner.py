@@ -37,6 +37,24 @@ class RunnerFault(Exception):
     """The step failed: the sequences in it are lost, the runner can go on with others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDescription:
+    """What the bytes of a runner's blocks depend on beside the weights: what a KV namespace is made of."""
+
+    architecture: str  # as the model file names it
+    rope_dimensions: int
+    rope_base: float
+    rope_scaling: str  # none, linear, yarn …
+    rope_factor: float
+    rope_original_tokens: int  # context before scaling; 0: none
+    k_type: str
+    v_type: str
+    kv_rotated: bool  # quantised KV is kept rotated
+    engine: str
+    engine_version: str
+    layout: str  # of a payload
+
+
 class ModelRunner(Protocol):
     """Runs the model. Single-threaded; every call returns when it is done."""
 
@@ -63,6 +81,11 @@ class ModelRunner(Protocol):
         """Whether `keep` and `open` with blocks work for this model. If not, they are not called."""
         ...
 
+    @property
+    def kv_description(self) -> KvDescription:
+        """What other runners must have in common to take over this one's blocks."""
+        ...
+
     def open(self, sequence: int, blocks: list[int]) -> None:
         """Begin a sequence whose first positions are these blocks, in order."""
         ...
@@ -87,10 +110,16 @@ class ModelRunner(Protocol):
         """This block will not be asked for again; its number may come back with other content."""
         ...
 
-    def export_block(self, block: int) -> bytes:
-        """The KV bytes of a kept block, in the runner's own format."""
+    def export_blocks(self, blocks: list[int]) -> list[bytes]:
+        """The KV bytes of kept blocks, in the runner's own format. Ask for many at once.
+
+        Raises RunnerFault; then none is exported.
+        """
         ...
 
-    def import_block(self, block: int, payload: bytes) -> None:
-        """Take over the bytes of a block under this number. The caller has verified them."""
+    def import_block(self, block: int, payload: bytes | memoryview) -> None:
+        """Take over the bytes of a block under this number. The caller has verified their origin.
+
+        Raises ValueError where the length is not that of a block; then nothing is taken.
+        """
         ...

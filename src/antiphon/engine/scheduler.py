@@ -7,7 +7,9 @@ sequence needs a block and none is left, the one admitted last is preempted: its
 under their hashes, it waits at the head of its class and catches up later.
 
 A waiting sequence whose next block is being computed by a running one waits for it (identical
-prompts are computed once). Running ones never wait, so nobody waits in a circle.
+prompts are computed once). Running ones never wait, so nobody waits in a circle. A held sequence
+waits for blocks from elsewhere until it is let go; those behind it pass, but those whose next block
+it is waiting for wait with it, so that nothing is computed that is about to come.
 
 Pure: no clock, no runner. `schedule` says what was opened, preempted and evicted; the engine does it.
 """
@@ -18,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import chain as chain_iterables
 
 from antiphon.core.blockhash import BlockHash
-from antiphon.core.generation import CachedTokens
 from antiphon.engine.blocks import BlockManager
 from antiphon.engine.sequence import Sequence
 
@@ -68,7 +69,7 @@ class Scheduler:
         self._share = share  # False: no block gets a hash, so none is found
         self.running: list[Sequence] = []  # in order of admission
         self._waiting: dict[int, list[Sequence]] = {}  # by class; each in order of service
-        self._in_flight: dict[BlockHash, Sequence] = {}  # full block being computed -> by whom
+        self._in_flight: dict[BlockHash, Sequence] = {}  # full block being computed or fetched -> by whom
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -81,17 +82,39 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or any(self._waiting.values())
+        """Whether a step would do something."""
+        return bool(self.running) or any(not self._must_wait(s, self.hits(s)) for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait behind the others of its class."""
         self._waiting.setdefault(sequence.generation.priority, []).append(sequence)
+
+    def hold(self, sequence: Sequence) -> bool:
+        """Hold a waiting sequence back, if blocks are missing that nobody else is about to bring."""
+        hits = self.hits(sequence)
+        missing = sequence.hashes[len(hits) : sequence.num_usable_blocks]
+        if self._share and any(block_hash not in self._in_flight for block_hash in missing):
+            sequence.is_held = True
+            self._claim(sequence, missing)
+            self.blocks.refresh(hits)  # what comes is of no use without them
+        return sequence.is_held
+
+    def let_go(self, sequence: Sequence) -> None:
+        """What a held sequence waited for is here, or will not come. Fine for one that is not held."""
+        if sequence.is_held:
+            sequence.is_held = False
+            self._unclaim(sequence)
+
+    def hits(self, sequence: Sequence) -> list[int]:
+        """The leading blocks of a waiting sequence that are here, but never all of its tokens."""
+        return self.blocks.find_prefix(sequence.extend_hashes()[: sequence.num_usable_blocks])
 
     def remove(self, sequence: Sequence) -> bool:
         """Forget a sequence wherever it is and release its blocks. True if it was running (and so open)."""
         queue = self._waiting.get(sequence.generation.priority, [])
         if sequence in queue:
             queue.remove(sequence)
+            self.let_go(sequence)
             return False
         self.running.remove(sequence)
         self._release(sequence)
@@ -110,7 +133,7 @@ class Scheduler:
         kept: list[tuple[int, int]] = []
         num_full = sequence.num_computed // self.block_tokens
         if self._share and num_full > sequence.num_kept:
-            hashes = sequence.extend_hashes(self.block_tokens)
+            hashes = sequence.extend_hashes()
             for index in range(sequence.num_kept, num_full):
                 block = self.blocks.register(sequence.block_table[index], hashes[index])
                 sequence.block_table[index] = block
@@ -159,6 +182,14 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
+        self._unclaim(sequence)
+
+    def _claim(self, sequence: Sequence, hashes: list[BlockHash]) -> None:
+        """The sequence will bring these blocks; who claimed one first is waited for."""
+        for block_hash in hashes:
+            self._in_flight.setdefault(block_hash, sequence)
+
+    def _unclaim(self, sequence: Sequence) -> None:
         for block_hash in sequence.hashes:
             if self._in_flight.get(block_hash) is sequence:
                 del self._in_flight[block_hash]
@@ -171,8 +202,8 @@ class Scheduler:
             index = 0
             while index < len(queue) and budget > 0 and len(self.running) < self.max_running:
                 sequence = queue[index]
-                hits = self._prefix_hits(sequence)
-                if self._is_being_computed(sequence, len(hits)):
+                hits = self.hits(sequence)
+                if self._must_wait(sequence, hits):
                     index += 1
                     continue
                 if not self._open(sequence, hits, plan):
@@ -182,14 +213,11 @@ class Scheduler:
                 plan.slices.append(Slice(sequence, count))
                 budget -= count
 
-    def _prefix_hits(self, sequence: Sequence) -> list[int]:
-        """Cached leading blocks, but never all tokens: the last one must run to give logits."""
-        usable = (len(sequence.tokens) - 1) // self.block_tokens
-        return self.blocks.find_prefix(sequence.extend_hashes(self.block_tokens)[:usable])
-
-    def _is_being_computed(self, sequence: Sequence, num_hits: int) -> bool:
-        usable = (len(sequence.tokens) - 1) // self.block_tokens
-        return num_hits < usable and sequence.hashes[num_hits] in self._in_flight
+    def _must_wait(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Held, or its next block is on the way at another one."""
+        if sequence.is_held or len(hits) >= sequence.num_usable_blocks:
+            return sequence.is_held
+        return self._in_flight.get(sequence.hashes[len(hits)], sequence) is not sequence
 
     def _open(self, sequence: Sequence, hits: list[int], plan: StepPlan) -> bool:
         num_needed = len(sequence.tokens) // self.block_tokens + 1 - len(hits)
@@ -199,11 +227,9 @@ class Scheduler:
         sequence.block_table = hits + self.blocks.allocate(num_needed, plan.evicted)
         sequence.num_kept = len(hits)
         sequence.num_computed = len(hits) * self.block_tokens
-        if sequence.cached is None:
-            num_cached = min(sequence.num_computed, sequence.num_prompt_tokens)
-            sequence.cached = CachedTokens(engine=num_cached)
-        for block_hash in sequence.hashes[len(hits) :] if self._share else ():
-            self._in_flight.setdefault(block_hash, sequence)
+        sequence.count_hits(len(hits))
+        if self._share:
+            self._claim(sequence, sequence.hashes[len(hits) :])
         self.running.append(sequence)
         plan.opened.append(sequence)
         return True

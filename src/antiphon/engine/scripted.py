@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from blake3 import blake3
 
-from antiphon.engine.runner import Chunk, Logits, RunnerFault
+from antiphon.engine.runner import Chunk, KvDescription, Logits, RunnerFault
 
 START_ID, END_ID, VOCAB_SIZE = 256, 257, 258  # tokens/bytelevel.py
 
@@ -79,6 +79,22 @@ def noise(memory: Memory, row: Logits) -> None:
 SCRIPTS: dict[str, Script] = {"echo": echo, "babble": babble, "noise": noise}
 
 
+_DESCRIPTION = KvDescription(
+    architecture="scripted",
+    rope_dimensions=0,
+    rope_base=0.0,
+    rope_scaling="none",
+    rope_factor=1.0,
+    rope_original_tokens=0,
+    k_type="token",
+    v_type="digest",
+    kv_rotated=False,
+    engine="scripted",
+    engine_version="1",
+    layout="tokens-digests-u64",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedSettings:
     """Size and behaviour of a scripted runner."""
@@ -102,6 +118,7 @@ class ScriptedRunner:
         self.context_tokens = settings.context_tokens
         self.block_tokens = settings.block_tokens
         self.max_sequences = settings.max_sequences
+        self.kv_description = _DESCRIPTION
         self._script = script
         self._settings = settings
         self._wait = wait
@@ -150,10 +167,12 @@ class ScriptedRunner:
     def drop(self, block: int) -> None:
         self._kept.pop(block, None)
 
-    def export_block(self, block: int) -> bytes:
-        kept = self._kept[block]
-        return np.array([kept.tokens, kept.digests], np.uint64).tobytes()
+    def export_blocks(self, blocks: list[int]) -> list[bytes]:
+        kept = [self._kept[block] for block in blocks]
+        return [np.array([memory.tokens, memory.digests], np.uint64).tobytes() for memory in kept]
 
-    def import_block(self, block: int, payload: bytes) -> None:
+    def import_block(self, block: int, payload: bytes | memoryview) -> None:
+        if len(payload) != 2 * 8 * self.block_tokens:
+            raise ValueError(f"a payload of {len(payload)} bytes is no block")
         tokens, digests = np.frombuffer(payload, np.uint64).reshape(2, -1).tolist()
         self._kept[block] = Memory(tokens, digests)

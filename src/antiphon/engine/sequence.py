@@ -17,9 +17,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.core.blockhash import BlockHash, Border, chain_root, extend_chain
-from antiphon.core.generation import CachedTokens, Generation
+import msgspec
+
+from antiphon.core.blockhash import BlockHash, Border, extend_chain, root_of
+from antiphon.core.generation import CachedTokens, Generation, KvReport
+from antiphon.core.kvblock import KvBlock, Tier
 from antiphon.engine.sampling import Sampler
+
+
+@dataclass(slots=True, eq=False)
+class Supply:
+    """What a generation gets from tiers beyond the engine; its choices share one.
+
+    `until_s`: until then its first sequence is held back. None: not, or no longer.
+    """
+
+    until_s: float | None = None
+    tiers: dict[BlockHash, Tier] = field(default_factory=dict)  # of the blocks imported for it
+    report: KvReport = field(default_factory=KvReport)
+    is_counted: bool = False  # by the choice that was admitted first
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What block hashes of a generation depend on beside its tokens."""
+
+    root: BlockHash
+    border: Border
+    block_tokens: int
+
+    @classmethod
+    def of(cls, generation: Generation, namespace: bytes, block_tokens: int) -> Chain:
+        """The chain of a generation's blocks in a namespace."""
+        border = Border(generation.num_public_tokens, generation.kv_scope)
+        return cls(
+            root_of(namespace, border.scope, border.num_public_tokens, block_tokens), border, block_tokens
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +64,18 @@ class Sequence:
     choice: int
     tokens: list[int]
     sampler: Sampler
+    chain: Chain
     arrived_s: float
     deadline_s: float | None
+    supply: Supply | None = None  # None: the engine's own blocks are all there are
+    is_held: bool = False  # waits for `supply`
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_kept: int = 0  # leading blocks that carry their hash
+    num_offered: int | None = None  # leading blocks when it was last offered for export
     cached: CachedTokens | None = None  # found at the first admission
+    report: KvReport | None = None  # likewise, on the choice of a supplied generation that was admitted first
     queued_s: float | None = None  # arrival to first admission
     has_spoken: bool = False  # its first output is out
 
@@ -54,10 +92,47 @@ class Sequence:
         """Answer position of the next token."""
         return len(self.tokens) - self.num_prompt_tokens
 
-    def extend_hashes(self, block_tokens: int) -> list[BlockHash]:
+    @property
+    def num_usable_blocks(self) -> int:
+        """Full blocks it could take over: never all of its tokens, the last one must run to give logits."""
+        return (len(self.tokens) - 1) // self.chain.block_tokens
+
+    def extend_hashes(self) -> list[BlockHash]:
         """Hashes of all blocks that the tokens fill now."""
-        generation = self.generation
-        root = generation.chain_root or chain_root(b"", generation.tenant.encode())
-        border = Border(generation.num_public_tokens, generation.scope)
-        extend_chain(self.hashes, root, self.tokens, block_tokens, border)
+        chain = self.chain
+        extend_chain(self.hashes, chain.root, self.tokens, chain.block_tokens, chain.border)
         return self.hashes
+
+    def block_at(self, index: int) -> KvBlock:
+        """The full block at `index`; its hash is there already."""
+        size = self.chain.block_tokens
+        ids = tuple(self.tokens[index * size : (index + 1) * size])
+        return KvBlock(self.hashes[index], index, ids, self.chain.border.scope_of(index, size))
+
+    def count_hits(self, num_hits: int) -> None:
+        """Note by tier what the first admission found; later ones change nothing.
+
+        What was brought for a generation counts for the choice that is admitted first; to the others it
+        is in the engine, like all else.
+        """
+        if self.cached is not None:
+            return
+        size, prompt = self.chain.block_tokens, self.num_prompt_tokens
+        supply = self.supply
+        if supply is None or supply.is_counted:
+            self.cached = CachedTokens(engine=min(num_hits * size, prompt))
+            return
+        supply.is_counted = True
+        blocks, tokens = [0, 0, 0], [0, 0, 0]
+        for index in range(num_hits):
+            tier = supply.tiers.get(self.hashes[index], Tier.ENGINE)
+            blocks[tier] += 1
+            tokens[tier] += min(size, max(0, prompt - index * size))
+        self.cached = CachedTokens(*tokens)
+        self.report = msgspec.structs.replace(
+            supply.report,
+            num_local=blocks[Tier.ENGINE],
+            num_host=blocks[Tier.HOST],
+            num_store=blocks[Tier.STORE],
+            num_computed=self.num_usable_blocks - num_hits,
+        )

@@ -4,13 +4,20 @@ llama.cpp steps fastest when every sequence has a KV stream of its own (docs/adr
 is shared by copying it. A stream keeps what its last sequence left, until another sequence is put
 there: a conversation that comes back continues in place, others copy from it.
 
-Invariants: a sequence is in one stream; a kept block is in at least one stream or in `saved`; the
+A payload is needed as long as no stream holds its block. Beyond that it is spare: good for the next
+copy, and bounded, because the same KV lies in a stream already.
+
+Invariants: a sequence is in one stream; a kept block is in at least one stream or has a payload; the
 caller saves a stream's blocks (`unsaved`) before it overwrites them. Knows no llama.cpp.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from antiphon.engine.kvstate import Payload
 
 NOTHING = -1  # in `blocks`: this index holds no block that may be asked for
 
@@ -39,21 +46,41 @@ class Stream:
 
 
 class Streams:
-    """All streams of a context."""
+    """All streams of a context, and the payloads beside them."""
 
-    def __init__(self, num_streams: int) -> None:
+    def __init__(self, num_streams: int, max_spare_blocks: int) -> None:
         self.all = [Stream(i) for i in range(num_streams)]
         self._by_sequence: dict[int, Stream] = {}
         self._holders: dict[int, list[Stream]] = {}  # kept block -> streams that hold it
-        self.saved: dict[int, bytes] = {}  # kept block -> payload
+        self._saved: dict[int, Payload] = {}  # kept block -> payload
+        self._spare: OrderedDict[int, None] = OrderedDict()  # of those the ones a stream holds, oldest first
+        self._max_spare_blocks = max_spare_blocks
 
     def of(self, sequence: int) -> Stream:
         return self._by_sequence[sequence]
 
-    def holder(self, block: int) -> Stream | None:
-        """A stream that holds the block, if any."""
-        holders = self._holders.get(block)
-        return holders[0] if holders else None
+    def payload(self, block: int) -> Payload | None:
+        """The block's payload, if there is one."""
+        if block in self._spare:
+            self._spare.move_to_end(block)
+        return self._saved.get(block)
+
+    def save(self, block: int, payload: Payload) -> None:
+        """Hold a kept block's payload, until `trim` finds it spare or the block is dropped."""
+        self._saved[block] = payload
+        if block in self._holders:
+            self._spare[block] = None
+
+    def trim(self) -> None:
+        """Let go of the oldest spare payloads that are too many."""
+        while len(self._spare) > self._max_spare_blocks:
+            block, _ = self._spare.popitem(last=False)
+            del self._saved[block]
+
+    def holder(self, blocks: Iterable[int]) -> Stream | None:
+        """The stream that holds most of these blocks; None where no stream holds any."""
+        counts = Counter(stream.index for block in blocks for stream in self._holders.get(block, ()))
+        return self.all[counts.most_common(1)[0][0]] if counts else None
 
     def choose(self, blocks: list[int]) -> Stream:
         """The free stream to put a sequence with these leading blocks in. Does not modify."""
@@ -68,7 +95,7 @@ class Streams:
         return [
             b
             for b in stream.blocks[keep:]
-            if b != NOTHING and b not in self.saved and self._holders[b] == [stream]
+            if b != NOTHING and b not in self._saved and self._holders[b] == [stream]
         ]
 
     def occupy(self, stream: Stream, sequence: int, blocks: list[int], block_tokens: int) -> None:
@@ -89,6 +116,8 @@ class Streams:
         self._unset(stream, index)
         stream.blocks[index] = block
         self._holders.setdefault(block, []).append(stream)
+        if block in self._saved:
+            self._spare[block] = None
 
     def vacate(self, sequence: int) -> Stream | None:
         """The sequence has ended. Returns its stream, which keeps its blocks; None if it had none."""
@@ -99,7 +128,8 @@ class Streams:
 
     def drop(self, block: int) -> None:
         """Nobody will ask for this block again."""
-        self.saved.pop(block, None)
+        self._saved.pop(block, None)
+        self._spare.pop(block, None)
         for stream in self._holders.pop(block, []):
             stream.blocks[stream.blocks.index(block)] = NOTHING
 
@@ -112,3 +142,4 @@ class Streams:
         holders.remove(stream)
         if not holders:
             del self._holders[block]
+            self._spare.pop(block, None)

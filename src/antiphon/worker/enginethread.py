@@ -17,7 +17,8 @@ from typing import TypeAlias
 from antiphon.core.clock import Clock
 from antiphon.core.errors import AntiphonError
 from antiphon.core.generation import Generation, Load, StepOutput, Terminal
-from antiphon.engine.engine import Counters, Engine, StepReport
+from antiphon.engine.counters import Counters, StepReport
+from antiphon.engine.engine import Engine
 from antiphon.obs.log import Logger
 
 _IDLE_WAIT_S = 1.0  # an idle thread looks around this often, so that its pulse is fresh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from antiphon.engine.engine import Counters
+from antiphon.engine.counters import Counters
 from antiphon.obs.metrics import WorkerMetrics
 from antiphon.worker.enginethread import StepNews
 

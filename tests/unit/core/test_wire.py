@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from antiphon.core.generation import (
     CachedTokens,
     Generation,
+    KvReport,
     Load,
     Priority,
     Sampling,
@@ -26,7 +27,8 @@ GENERATION = Generation(
     sampling=Sampling(seed=-5, max_tokens=10, logit_bias=((3, -1.5),), logprobs=2, stop_ids=(1, 2)),
     token_ids=[1, 2, 300000],
     num_prompt_tokens=2,
-    chain_root=b"\x00" * 32,
+    num_public_tokens=1,
+    scope=b"\x00" * 32,
     priority=Priority.BATCH,
     timeout_s=1.5,
     n=2,
@@ -53,6 +55,7 @@ OUTPUT = StepOutput(
     CachedTokens(64),
     None,
     0.25,
+    KvReport(14, 6, 22, 8, 16_000_000, 0.009, 0.41, "fetched"),
 )
 
 

@@ -10,7 +10,7 @@ from antiphon.core.generation import CachedTokens
 from antiphon.engine.blocks import BlockManager
 from antiphon.engine.sampling import Sampler
 from antiphon.engine.scheduler import Scheduler, StepPlan
-from antiphon.engine.sequence import Sequence
+from antiphon.engine.sequence import Chain, Sequence
 
 BLOCK = 4
 
@@ -30,7 +30,14 @@ class Bench:
     def add(self, tokens: list[int], **options: object) -> Sequence:
         generation = self.make_generation(f"g{self.num_made}", tokens, **options)
         sequence = Sequence(
-            self.num_made, generation, 0, list(tokens), Sampler(generation.sampling, 0, 999), 0.0, None
+            key=self.num_made,
+            generation=generation,
+            choice=0,
+            tokens=list(tokens),
+            sampler=Sampler(generation.sampling, 0, 999),
+            chain=Chain.of(generation, b"", BLOCK),
+            arrived_s=0.0,
+            deadline_s=None,
         )
         self.num_made += 1
         self.scheduler.add(sequence)
