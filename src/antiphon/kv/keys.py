@@ -21,6 +21,7 @@ from antiphon.core.scope import tenant_part_of
 from antiphon.kv.namespace import NAMESPACE_BYTES
 
 SCOPE_TAG_BYTES = 4
+PROBE_NONCE_BYTES = 8
 
 _CONTEXT = "antiphon 2026-11-30 kv scope tag v1"
 _PREFIX = "antiphon:kv"
@@ -63,6 +64,16 @@ PATTERNS: tuple[KeyPattern, ...] = (
         about="One full KV block: header, payload, MAC (kv/codec.py). The rank is there only where a "
         "model is spread over several.",
     ),
+    KeyPattern(
+        name="probe",
+        role=Role.KV,
+        type="string",
+        pattern=f"{_PREFIX}:probe:<nonce, 16 hex>",
+        ttl="seconds",
+        writer="antiphon doctor",
+        readers="antiphon doctor",
+        about="Noise, to learn what a login may do and how fast the server is. Deleted at once.",
+    ),
 )
 
 
@@ -91,6 +102,12 @@ def block_key(namespace: bytes, scope_tag: bytes, block_hash: BlockHash, rank: i
     _check("block hash", block_hash, HASH_BYTES)
     key = f"{_PREFIX}:{namespace.hex()}:{scope_tag.hex()}:{block_hash.hex()}"
     return key if rank is None else f"{key}:{rank:d}"
+
+
+def probe_key(nonce: bytes) -> str:
+    """The key of a probe. ValueError where the nonce has the wrong length."""
+    _check("nonce", nonce, PROBE_NONCE_BYTES)
+    return f"{_PREFIX}:probe:{nonce.hex()}"
 
 
 def parse_block_key(key: str) -> BlockKey | None:
