@@ -13,6 +13,7 @@
     ├── EngineFault           500  the model step failed
     ├── NoReplica             503  nobody serves this model now (Retry-After)
     ├── WorkerLost            503  the worker died before the answer's end
+    ├── StoreUnavailable      503  the database does not answer (Retry-After); `detail` is for the operator
     └── DeadlineExceeded      504  the request's time ran out
 
 Raised where the fault is known, translated to HTTP in one place (gateway/errors.py). Messages are
@@ -112,6 +113,17 @@ class WorkerLost(AntiphonError):
     type = "service_unavailable"
     code = "worker_lost"
     retry_after_s = 1.0
+
+
+class StoreUnavailable(AntiphonError):
+    status = 503
+    type = "service_unavailable"
+    code = "store_unavailable"
+    retry_after_s = 2.0
+
+    def __init__(self, message: str, *, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail  # what the database said, for the operator's eyes only
 
 
 class DeadlineExceeded(AntiphonError):

@@ -1,0 +1,149 @@
+"""Keys and their tenants in the database.
+
+Invariants: a key is seen once, by who creates it; a revoked key stays revoked; a tenant comes into
+being with its first key. Who may call with a key is the gateway's to decide, and to remember for a while.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sqlalchemy import Select, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from antiphon.core.errors import NotFound
+from antiphon.store.apikey import digest_of, make_key, shown_of
+from antiphon.store.database import Database
+from antiphon.store.names import check_key_name, check_tenant
+from antiphon.store.schema import KeyRow, TenantRow
+
+_ID_BYTES = 8
+_IDS_A_STATEMENT = 500  # databases bound the number of values in one
+_Time: TypeAlias = datetime.datetime
+_KeyColumns: TypeAlias = tuple[str, str, str, str, _Time, _Time | None, _Time | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is listed. Times are aware, in UTC."""
+
+    id: str
+    tenant: str
+    name: str
+    shown: str
+    created_at: datetime.datetime
+    last_used_at: datetime.datetime | None
+    revoked_at: datetime.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOwner:
+    """What a presented key turns out to be."""
+
+    key_id: str
+    tenant_id: str
+    tenant: str
+    is_revoked: bool
+
+
+class KeyStore:
+    """The keys of one database. Every method raises StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, tenant: str, name: str) -> tuple[Key, str]:
+        """A new key and its text, which is nowhere else from now on. Raises BadRequest."""
+        check_tenant(tenant)
+        check_key_name(name)
+        text = make_key()
+        now = _now()
+        row = {
+            "id": f"key_{secrets.token_hex(_ID_BYTES)}",
+            "name": name,
+            "digest": digest_of(text),
+            "shown": shown_of(text),
+            "created_at": now,
+        }
+        async with self._database.writing() as connection:
+            row["tenant_id"] = await _tenant_id(connection, tenant)
+            await connection.execute(insert(KeyRow).values(row))
+        return Key(str(row["id"]), tenant, name, shown_of(text), now, None, None), text
+
+    async def list(self, tenant: str | None = None) -> Sequence[Key]:
+        """All keys, or a tenant's, oldest first."""
+        query = _keys().order_by(KeyRow.created_at, KeyRow.id)
+        if tenant is not None:
+            query = query.where(TenantRow.name == tenant)
+        async with self._database.reading() as connection:
+            return [Key(*row) for row in await connection.execute(query)]
+
+    async def revoke(self, key_id: str) -> Key:
+        """End a key; one that has ended already stays as it is. Raises NotFound."""
+        ending = update(KeyRow).where(KeyRow.id == key_id, KeyRow.revoked_at.is_(None))
+        async with self._database.writing() as connection:
+            await connection.execute(ending.values(revoked_at=_now()))
+            row = (await connection.execute(_keys().where(KeyRow.id == key_id))).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no key with the id {key_id[:64]!r}")
+        return Key(*row)
+
+    async def owner(self, digest: bytes) -> KeyOwner | None:
+        """Whose key has this digest; revoked ones too."""
+        query = (
+            select(KeyRow.id, TenantRow.id, TenantRow.name, KeyRow.revoked_at.is_not(None))
+            .join(TenantRow, TenantRow.id == KeyRow.tenant_id)
+            .where(KeyRow.digest == digest)
+        )
+        async with self._database.reading() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        return None if row is None else KeyOwner(row[0], row[1], row[2], bool(row[3]))
+
+    async def has_any(self) -> bool:
+        """Whether there is a key at all; revoked ones count."""
+        async with self._database.reading() as connection:
+            return (await connection.execute(select(KeyRow.id).limit(1))).first() is not None
+
+    async def mark_used(self, key_ids: Collection[str], at: datetime.datetime) -> None:
+        """Note that these keys were used about then."""
+        ids = sorted(key_ids)
+        async with self._database.writing() as connection:
+            for start in range(0, len(ids), _IDS_A_STATEMENT):
+                some = KeyRow.id.in_(ids[start : start + _IDS_A_STATEMENT])
+                await connection.execute(update(KeyRow).where(some).values(last_used_at=at))
+
+
+def _keys() -> Select[*_KeyColumns]:
+    return select(
+        KeyRow.id,
+        TenantRow.name,
+        KeyRow.name,
+        KeyRow.shown,
+        KeyRow.created_at,
+        KeyRow.last_used_at,
+        KeyRow.revoked_at,
+    ).join(TenantRow, TenantRow.id == KeyRow.tenant_id)
+
+
+async def _tenant_id(connection: AsyncConnection, name: str) -> str:
+    """The id of the tenant of this name, made where there is none."""
+    find = select(TenantRow.id).where(TenantRow.name == name)
+    found = (await connection.execute(find)).scalar_one_or_none()
+    if found is not None:
+        return found
+    made = f"tenant_{secrets.token_hex(_ID_BYTES)}"
+    try:
+        async with connection.begin_nested():
+            await connection.execute(insert(TenantRow).values(id=made, name=name, created_at=_now()))
+    except IntegrityError:  # made by somebody else meanwhile
+        return (await connection.execute(find)).scalar_one()
+    return made
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

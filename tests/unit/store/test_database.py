@@ -1,0 +1,179 @@
+"""A database file: opened by many, locked, broken, newer than we are."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+
+from antiphon.core.errors import BadRequest, StoreUnavailable
+from antiphon.store import database as module
+from antiphon.store.database import Database, check_url, file_url
+from antiphon.store.schema import TenantRow
+
+NOW = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the database goes."""
+    return tmp_path / "keys.db"
+
+
+async def _open(path: Path) -> Database:
+    return await Database.open(file_url(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "keys.db",
+        "mysql://h/d",
+        "postgresql://h/d",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///a?mode=ro",
+    ],
+)
+def test_urls_that_are_none(text: str) -> None:
+    """Only a file of SQLite is served so far, and the line says how to write it."""
+    with pytest.raises(BadRequest, match="write sqlite:///FILE"):
+        check_url(text)
+
+
+@pytest.mark.parametrize("name", ["keys.db", "a b?c=d#e%20.db", "köln"])
+async def test_any_path_has_a_url(tmp_path: Path, name: str) -> None:
+    """Signs that mean something in a URL are part of the file's name all the same."""
+    await (await _open(tmp_path / name)).close()
+    assert os.listdir(tmp_path) == [name]
+
+
+async def test_file_is_made_for_this_user_alone(path: Path) -> None:
+    """The file and what SQLite puts beside it are closed to others; they survive and open again."""
+    database = await _open(path)
+    async with database.reading() as connection:
+        assert (await connection.execute(select(TenantRow.id, TenantRow.name))).all() == [("local", "local")]
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {0o600}
+    await database.close()
+    await (await _open(path)).close()
+
+
+async def test_many_open_a_new_file_at_once(path: Path) -> None:
+    """Processes that start together all find the schema, made by one of them."""
+    opened = await asyncio.gather(*(_open(path) for _ in range(12)))
+    for database in opened:
+        async with database.reading() as connection:
+            assert len((await connection.execute(select(TenantRow.id))).all()) == 1
+        await database.close()
+
+
+async def test_transaction_is_whole_or_not_there(path: Path) -> None:
+    """What fails inside a block leaves nothing behind."""
+    database = await _open(path)
+    with pytest.raises(ZeroDivisionError):
+        async with database.writing() as connection:
+            await connection.execute(insert(TenantRow).values(id="t", name="t", created_at=NOW))
+            raise ZeroDivisionError
+    async with database.reading() as connection:
+        assert (await connection.execute(select(TenantRow.id))).scalars().all() == ["local"]
+    await database.close()
+
+
+async def test_broken_rules_are_the_writers_business(path: Path) -> None:
+    """A name taken twice is no fault of the database."""
+    database = await _open(path)
+    with pytest.raises(IntegrityError) as caught:
+        async with database.writing() as connection:
+            values = {"id": "secret-value", "name": "local", "created_at": NOW}
+            await connection.execute(insert(TenantRow).values(values))
+    assert "secret-value" not in str(caught.value)
+    await database.close()
+
+
+async def test_writers_wait_for_each_other(path: Path) -> None:
+    """Transactions that overlap all come through, one after the other."""
+    database = await _open(path)
+
+    async def add(name: str) -> None:
+        async with database.writing() as connection:
+            held = (await connection.execute(select(TenantRow.id))).scalars().all()
+            row = {"id": f"{len(held)}", "name": name, "created_at": NOW}
+            await connection.execute(insert(TenantRow).values(row))
+
+    await asyncio.gather(*(add(f"t{number}") for number in range(20)))
+    async with database.reading() as connection:
+        assert len((await connection.execute(select(TenantRow.id))).all()) == 21
+    await database.close()
+
+
+async def test_locked_file_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot get the lock in time gets an error, with SQLite's words for the operator alone."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    database = await _open(path)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable) as caught:
+        async with database.writing():
+            raise AssertionError("the lock was held")
+    assert caught.value.detail == "database is locked"
+    assert "locked" not in caught.value.message
+    async with database.reading() as connection:  # a writer does not hold up readers
+        assert (await connection.execute(select(TenantRow.id))).all()
+    holder.close()
+    await database.close()
+
+
+async def test_all_connections_busy_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More readers than connections wait a while, then are told."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "_NUM_CONNECTIONS", 1)
+    database = await _open(path)
+    async with database.reading():
+        with pytest.raises(StoreUnavailable) as caught:
+            async with database.reading():
+                raise AssertionError("there was one connection")
+    assert "busy" in caught.value.detail
+    await database.close()
+
+
+@pytest.fixture
+def foreign(path: Path) -> Iterator[Path]:
+    """A file that is something else; it must still be that in the end."""
+    content = b"this is no database, but a text of some length" * 100
+    path.write_bytes(content)
+    yield path
+    assert path.read_bytes() == content
+
+
+async def test_file_that_is_no_database(foreign: Path) -> None:
+    """A foreign file is refused and left as it is."""
+    with pytest.raises(StoreUnavailable) as caught:
+        await _open(foreign)
+    assert caught.value.detail == "file is not a database"
+
+
+async def test_folder_that_is_not_there(path: Path) -> None:
+    """A wrong path is an error, not a new folder."""
+    with pytest.raises(StoreUnavailable) as caught:
+        await _open(path / "deeper" / "keys.db")
+    assert caught.value.detail == "No such file or directory"
+
+
+async def test_newer_database_is_left_alone(path: Path) -> None:
+    """A downgraded Antiphon does not touch what it does not know."""
+    await (await _open(path)).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    raw.close()
+    with pytest.raises(BadRequest, match="newer Antiphon: 9999"):
+        await _open(path)
