@@ -72,14 +72,25 @@ def _config_page() -> str:
     ]
     for name in COMMANDS:
         parser = load(name).parser()
-        parts += [
-            f"## antiphon {name}\n",
-            f"{parser.description}\n",
-            *_table(("option", "value", "default", "meaning"), map(_option_row, parser._actions[1:])),
-            "",
-            f"```\n{parser.epilog}\n```\n",
-        ]
+        actions = actions_of(parser)
+        parts += [f"## antiphon {name}\n", f"{parser.description}\n", *([] if actions else _options(parser))]
+        for action in actions:
+            parts += [f"### {action.prog}\n", f"{action.description}\n", *_options(action)]
     return "\n".join(parts)
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of a command's actions (`antiphon kv stats`), where it has some."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return list(action.choices.values())
+    return []
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    rows = map(_option_row, parser._actions[1:])
+    table = _table(("option", "value", "default", "meaning"), rows)
+    return [*table, "", f"```\n{parser.epilog}\n```\n"]
 
 
 def _option_row(action: argparse.Action) -> tuple[str, str, str, str]:
@@ -87,7 +98,8 @@ def _option_row(action: argparse.Action) -> tuple[str, str, str, str]:
     if action.choices is not None:
         value = "|".join(map(str, action.choices))
     default = "" if action.default is None or action.nargs == 0 else f"`{action.default}`"
-    return f"`{action.option_strings[-1]}`", str(value), default, str(action.help)
+    name = f"`{action.option_strings[-1]}`" if action.option_strings else str(value)
+    return name, str(value), default, str(action.help)
 
 
 def _metrics_page() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
-from tests.support.served import PATIENCE_S, SERVE, Served, serving
+from tests.support.served import PATIENCE_S, SERVE, Served, serving, state_of_its_own
 
 from antiphon.cli.serve import GRACE_S
 
@@ -103,9 +102,9 @@ class TestScripted:
                 assert say(served, f"again {number}") == f"again {number}"
             assert served.stop() == 0
 
-    def test_death_of_serve_leaves_no_orphan(self, tmp_path: Path) -> None:
+    def test_death_of_serve_leaves_no_orphan(self) -> None:
         """Even SIGKILL of `antiphon serve` takes its processes with it."""
-        with serving("--model", "scripted", "--port", "0", TMPDIR=str(tmp_path)) as served:
+        with serving("--model", "scripted", "--port", "0") as served:
             family = served.children()
             served.process.kill()
             served.process.wait()
@@ -182,12 +181,14 @@ def test_model_that_llama_cannot_load_ends_serve(tmp_path: Path, model_path: Pat
     """A file whose header is fine and whose tensors are missing: exit code 1, the reason, no process left."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(model_path.read_bytes()[: 8 << 20])
-    done = subprocess.run(
-        [*SERVE, "--model", str(broken), "--weights", "as-is", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    with state_of_its_own() as environ:
+        done = subprocess.run(
+            [*SERVE, "--model", str(broken), "--weights", "as-is", "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environ,
+        )
     assert done.returncode == 1
     assert "could not load broken.gguf" in done.stderr
     assert "antiphon serve: worker-1 could not start" in done.stderr
@@ -197,16 +198,21 @@ def test_model_that_llama_cannot_load_ends_serve(tmp_path: Path, model_path: Pat
 @pytest.mark.model
 def test_stop_while_weights_are_measured_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM during the long work of a first start ends that work, too."""
-    environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    process = subprocess.Popen([*SERVE, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environ)
-    assert process.stderr is not None
-    with process.stderr:
-        while "measuring" not in process.stderr.readline():
-            assert process.poll() is None
-        family = wait_for_family(process, 2)
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
-    wait_until_gone(family)
+    with state_of_its_own() as environ:
+        process = subprocess.Popen(
+            [*SERVE, "--port", "0"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        )
+        assert process.stderr is not None
+        with process.stderr:
+            while "measuring" not in process.stderr.readline():
+                assert process.poll() is None
+            family = wait_for_family(process, 2)
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+        wait_until_gone(family)
 
 
 @pytest.mark.model

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from scripts.docs import DOCS, pages
+from scripts.docs import DOCS, actions_of, pages
 
 from antiphon.cli.main import COMMANDS, load
 from support.sources import ROOT, markdown_files, name_of
@@ -17,6 +18,12 @@ _PATH = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.\w+|[\w-]+\.(?:md|toml|cmake|py|lock|
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _MAKE = re.compile(r"(?:^|&& )make ((?:[a-z]+ ?)+)")
 _BASES = ("", "src/antiphon", "docs", "tests")
+
+
+def _actions(name: str) -> list[argparse.Action]:
+    """The options of a command and of its actions."""
+    parser = load(name).parser()
+    return [action for p in [parser, *actions_of(parser)] for action in p._actions]
 
 
 def _exists(name: str, document: Path) -> bool:
@@ -52,7 +59,7 @@ def test_commands_that_are_named_exist(path: Path) -> None:
         if words[0] != "antiphon" or len(words) < 2 or words[1].startswith("-") or words[1].isupper():
             continue
         assert words[1] in COMMANDS, span
-        known = {option for action in load(words[1]).parser()._actions for option in action.option_strings}
+        known = {option for action in _actions(words[1]) for option in action.option_strings}
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, span
 
 
@@ -80,5 +87,5 @@ def test_every_option_is_in_the_generated_page(name: str) -> None:
     """docs/config.md knows each option of each command."""
     page = (DOCS / "config.md").read_text("utf-8")
     section = page.partition(f"## antiphon {name}\n")[2].partition("\n## ")[0]
-    options = {action.option_strings[-1] for action in load(name).parser()._actions if action.dest != "help"}
+    options = {a.option_strings[-1] for a in _actions(name) if a.option_strings and a.dest != "help"}
     assert {option for option in options if f"| `{option}` |" not in section} == set()

@@ -7,6 +7,7 @@ Run as a script: `python puppet.py MODE --host H --port P --supervised`. Modes:
     quits   exits with 3 at once
     crashes ends by a signal at once
     chatty  good, and prints a line that is no event
+    tells   good, and prints what $PUPPET_WORD holds
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main(mode: str, port: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else signal.SIG_DFL)
     if mode == "chatty":
         sys.stdout.write("a library says hello\n")
+    if mode == "tells":
+        sys.stdout.write(os.environ["PUPPET_WORD"] + "\n")
     sys.stdout.write('{"event":"progress","text":"warming up","fraction":0.5}\n')
     sys.stdout.write(f'{{"event":"ready","port":{server.server_port}}}\n')
     sys.stdout.flush()

@@ -25,6 +25,7 @@ from antiphon.tokens.modelfile import GgufMetadata, context_of, locate, read_met
 
 Level = Literal["ok", "warn", "fail"]
 
+CGROUP = "/sys/fs/cgroup"
 PACKAGES = ("llama-cpp-python", "msgspec", "starlette", "uvicorn", "websockets", "httpx2")
 _REBUILD = "Build it for this CPU: rm -r .venv ~/.cache/antiphon/wheels && make setup"
 _PROBE = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
@@ -181,6 +182,12 @@ def available_memory(meminfo: str, cgroup: Mapping[str, str]) -> int | None:
     if limit.isdigit() and used.isdigit():
         free.append(max(0, int(limit) - int(used)))
     return min(free, default=None)
+
+
+def read_available_memory() -> int | None:
+    """Bytes that can be had on this system; None where it does not say."""
+    cgroup = {name: read_text(f"{CGROUP}/{name}") for name in ("memory.max", "memory.current")}
+    return available_memory(read_text("/proc/meminfo"), cgroup)
 
 
 def check_port(host: str, port: int) -> Finding:

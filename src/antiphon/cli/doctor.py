@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from antiphon import __version__
-from antiphon.cli import checks, options
+from antiphon.cli import checks, kvoptions, options, redischecks
 from antiphon.cli.checks import Finding
 from antiphon.cli.models import find_model
-
-_CGROUP = "/sys/fs/cgroup"
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = options.CommandParser(
         "antiphon doctor",
-        description="Check versions, CPU, memory, model file and port. Exit code 1 when serving cannot work.",
-        epilog="example:\n  antiphon doctor --model ./my-model.gguf",
+        description="Check versions, CPU, memory, model, port, Redis. Exit code 1 when serving cannot work.",
+        epilog="examples:\n  antiphon doctor --model ./my-model.gguf\n"
+        "  antiphon doctor --redis redis://cache:6379",
     )
     options.add_model_options(made)
     made.add_argument("--host", default=options.LOOPBACK, help="address `serve` would listen on")
     made.add_argument("--port", type=options.port, default=options.PORT, help="port `serve` would listen on")
+    kvoptions.add_serve_store_option(made)
     made.add_argument("--json", action="store_true", help="print the findings as one JSON list")
     return made
 
@@ -47,8 +48,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("ok", "antiphon", __version__)
     yield from checks.check_versions()
     yield checks.check_llama(checks.read_text("/proc/cpuinfo"))
-    yield checks.check_cores(checks.num_usable_cores(), checks.read_text(f"{_CGROUP}/cpu.max"))
-    cgroup = {name: checks.read_text(f"{_CGROUP}/{name}") for name in ("memory.max", "memory.current")}
-    available_bytes = checks.available_memory(checks.read_text("/proc/meminfo"), cgroup)
-    yield from checks.check_model(entry, options.MAX_SEQUENCES, available_bytes)
+    yield checks.check_cores(checks.num_usable_cores(), checks.read_text(f"{checks.CGROUP}/cpu.max"))
+    yield from checks.check_model(entry, options.MAX_SEQUENCES, checks.read_available_memory())
     yield checks.check_port(args.host, args.port)
+    yield from redischecks.check_store(kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO))

@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "start workers and a gateway on this machine",
     "chat": "talk to a model in the terminal",
     "doctor": "check this machine and say what to do",
+    "kv": "look into the store of KV blocks, and empty it",
     "gateway": "run one gateway process",
     "worker": "run one worker process",
 }

@@ -1,32 +1,36 @@
-"""`antiphon serve`: workers and a gateway on this machine, started, watched and stopped together.
+"""`antiphon serve`: a Redis, workers and a gateway on this machine, started, watched and stopped together.
 
 Owns the processes, the secret they share (a file only this user can read, gone at the end) and the
-order: workers first, then the gateway that is told their addresses; at the end the gateway first, so
-that it can finish its answers. The same processes over the same wire as in a fleet.
+order: Redis, the workers, then the gateway that is told their addresses; at the end the gateway first,
+so that it can finish its answers, and Redis last, so that the workers can save theirs. The same
+processes over the same wire as in a fleet. No Redis, or one that does not start, is no failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import secrets
 import signal
 import socket
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from antiphon.cli import options
-from antiphon.cli.child import Child, ChildSettings, StartFailed, fetch
+from antiphon.cli import kvoptions, options
+from antiphon.cli.checks import read_available_memory
+from antiphon.cli.child import Child, Program, StartFailed
 from antiphon.cli.console import Console
 from antiphon.cli.models import find_model
 from antiphon.cli.process import address_error
+from antiphon.cli.redisserver import NoServer, RedisServer, RedisSettings, find_server
+from antiphon.cli.runfolder import RunCard, run_folder
+from antiphon.cli.state import state_folder
+from antiphon.cli.supervised import ANTIPHON, CommandSettings, SupervisedCommand, fetch
 from antiphon.tokens.modelfile import locate
 
-_ANTIPHON = (sys.executable, "-m", "antiphon.cli.main")
 GRACE_S = 20.0  # for a process to stop in order; more than the gateway gives its open answers
 _LINK_POLL_S, _LINK_TIMEOUT_S = 0.05, 30.0
 _LINK_UP = re.compile(rb"^antiphon_worker_up\{.*\} 1\.0$", re.MULTILINE)
@@ -44,6 +48,15 @@ def parser() -> argparse.ArgumentParser:
     options.add_listen_options(made, options.PORT)
     options.add_proxy_option(made)
     options.add_engine_options(made)
+    kvoptions.add_serve_store_option(made)
+    made.add_argument(
+        "--redis-memory-mib",
+        type=options.whole(16, 2**24),
+        metavar="N",
+        help="memory of the Redis of our own (default: a quarter of what is free, at most 4096)",
+    )
+    kvoptions.add_key_file_option(made)
+    kvoptions.add_cache_options(made)
     made.add_argument("--json", action="store_true", help="print the ready line as JSON")
     options.add_log_option(made)
     return made
@@ -55,13 +68,11 @@ def run(args: argparse.Namespace) -> int:
     entry = find_model(args.model, args.catalogue, args.context)
     locate(entry)
     _require_free(args.host, args.port)
+    store = kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO)
     console = Console(as_json=args.json)
-    with tempfile.TemporaryDirectory(prefix="antiphon-") as folder:
-        secret_file = Path(folder) / "secret"
-        secret_file.touch(0o600)
-        secret_file.write_text(secrets.token_hex(32))
+    with run_folder(state_folder(os.environ)) as folder:
         try:
-            asyncio.run(_Serve(args, secret_file, console).run(entry.name))
+            asyncio.run(_Serve(args, folder, console).run(entry.name, store))
         except StartFailed as error:
             console.note(f"antiphon serve: {error}")
             return 1
@@ -73,46 +84,74 @@ def run(args: argparse.Namespace) -> int:
 class _Serve:
     """One run of the command."""
 
-    def __init__(self, args: argparse.Namespace, secret_file: Path, console: Console) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, console: Console) -> None:
         self._args = args
+        self._folder = folder
         self._console = console
+        self._available_bytes = read_available_memory()
         self._children: list[Child] = []
+        self._secret_file = folder / "secret"
+        self._secret_file.touch(0o600)
+        self._secret_file.write_text(secrets.token_hex(32))
         self._common = ["--model", args.model, "--log-level", args.log_level]
-        self._common += ["--secret-file", str(secret_file)]
+        self._common += ["--secret-file", str(self._secret_file)]
         if args.catalogue is not None:
             self._common += ["--catalogue", str(args.catalogue)]
         if args.context is not None:
             self._common += ["--context", str(args.context)]
 
-    async def run(self, model: str) -> None:
+    async def run(self, model: str, store: str) -> None:
         """Run until cancelled, by a signal; a second one ends the processes at once."""
         self._stop_on_signals()
-        workers = [self._worker(f"worker-{number}") for number in range(1, self._args.workers + 1)]
-        async with self._running(workers):
+        async with AsyncExitStack() as stack:
+            store = await self._start_store(store, stack)
+            workers = [self._worker(number, store) for number in range(1, self._args.workers + 1)]
+            await stack.enter_async_context(self._running(workers))
             gateway = self._gateway(workers)
-            async with self._running([gateway]):
-                await self._until_linked(gateway, len(workers))
-                self._console.ready(gateway.url, model, len(workers))
-                await asyncio.Event().wait()
+            await stack.enter_async_context(self._running([gateway]))
+            await self._until_linked(gateway, len(workers))
+            self._leave_card(gateway, workers, store)
+            self._console.ready(gateway.url, model, len(workers))
+            await asyncio.Event().wait()
 
-    def _worker(self, name: str) -> Child:
+    async def _start_store(self, store: str, stack: AsyncExitStack) -> str:
+        """The URL of the store, or `none`; a Redis of our own runs until the stack unwinds."""
+        if store != kvoptions.AUTO:
+            return store
+        try:
+            binary = await asyncio.to_thread(find_server, os.environ.get("PATH", os.defpath))
+            memory_bytes = kvoptions.redis_bytes(self._args.redis_memory_mib, self._available_bytes)
+            server = RedisServer(RedisSettings(binary, self._folder, memory_bytes))
+            await stack.enter_async_context(self._running([server]))
+        except (NoServer, StartFailed) as error:
+            self._console.note(f"antiphon serve: KV is shared within a worker only: {error}")
+            return kvoptions.NONE
+        return server.url
+
+    def _worker(self, number: int, store: str) -> SupervisedCommand:
         engine = options.engine_arguments(self._args)
-        return self._child(
-            ChildSettings(
+        cache = kvoptions.cache_arguments(self._args, self._args.workers, self._available_bytes)
+        if store != kvoptions.NONE:
+            file = kvoptions.key_file(self._args.kv_key_file, os.environ)
+            cache += ["--kv-key-file", str(file)]
+        name = f"worker-{number}"
+        return self._command(
+            CommandSettings(
                 name=name,
-                command=[*_ANTIPHON, "worker", *self._common, *engine, "--name", name],
+                command=[*ANTIPHON, "worker", *self._common, *engine, *cache, "--name", name],
+                environ={kvoptions.REDIS_VARIABLE: store},
                 health_path="/healthz",
                 grace_s=GRACE_S,
             )
         )
 
-    def _gateway(self, workers: Sequence[Child]) -> Child:
+    def _gateway(self, workers: Sequence[SupervisedCommand]) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
-        return self._child(
-            ChildSettings(
+        return self._command(
+            CommandSettings(
                 name="gateway",
-                command=[*_ANTIPHON, "gateway", *self._common, *urls, *proxy],
+                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy],
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",
@@ -120,14 +159,14 @@ class _Serve:
             )
         )
 
-    def _child(self, settings: ChildSettings) -> Child:
-        child = Child(settings, self._console.progress, self._console.note)
-        self._children.append(child)
-        return child
+    def _command(self, settings: CommandSettings) -> SupervisedCommand:
+        return SupervisedCommand(settings, self._console.progress, self._console.note)
 
     @asynccontextmanager
-    async def _running(self, children: Sequence[Child]) -> AsyncIterator[None]:
-        """Children that are ready inside and have ended outside. Raises StartFailed."""
+    async def _running(self, programs: Sequence[Program]) -> AsyncIterator[None]:
+        """Programs that are ready inside and have ended outside. Raises StartFailed."""
+        children = [Child(program, self._console.note) for program in programs]
+        self._children += children
         tasks = [asyncio.create_task(child.run(), name=child.name) for child in children]
         try:
             await asyncio.gather(*(child.first_ready for child in children))
@@ -137,7 +176,22 @@ class _Serve:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _until_linked(self, gateway: Child, num_workers: int) -> None:
+    def _leave_card(
+        self, gateway: SupervisedCommand, workers: Sequence[SupervisedCommand], store: str
+    ) -> None:
+        """Let the other commands find this run."""
+        model = self._args.model
+        card = RunCard(
+            gateway=gateway.url,
+            workers=[worker.url for worker in workers],
+            secret_file=str(self._secret_file),
+            redis=None if store == kvoptions.NONE else store,
+            model=str(Path(model).expanduser().absolute()) if os.sep in model else model,
+            catalogue=None if self._args.catalogue is None else str(self._args.catalogue.absolute()),
+        )
+        card.write(self._folder)
+
+    async def _until_linked(self, gateway: SupervisedCommand, num_workers: int) -> None:
         """Wait until the gateway has reached its workers: only then does a request find one."""
         deadline = asyncio.get_running_loop().time() + _LINK_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:

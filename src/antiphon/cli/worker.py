@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from antiphon.cli import options
+from antiphon.cli import kvoptions, options
+from antiphon.cli.checks import read_available_memory
 from antiphon.cli.models import find_model
 from antiphon.cli.process import Reporter, run_process
 from antiphon.obs.log import configure_logging
@@ -28,6 +29,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", default="worker", help="what logs and metrics call it")
     options.add_listen_options(made, _PORT)
     options.add_engine_options(made)
+    made.add_argument(
+        "--redis",
+        type=kvoptions.store_url(kvoptions.NONE),
+        metavar="URL|none",
+        help=f"store that workers share KV blocks through (default: ${kvoptions.REDIS_VARIABLE}, else none)",
+    )
+    kvoptions.add_key_file_option(made)
+    kvoptions.add_cache_options(made)
     options.add_process_options(made)
     return made
 
@@ -43,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         weights_folder=cache_folder(os.environ),
         size=EngineSize(max_sequences=args.max_sequences, kv_tokens=args.kv_tokens, threads=args.threads),
+        kv=kvoptions.kv_settings(args, os.environ, read_available_memory()),
     )
     reporter = Reporter("worker", args.host, supervised=args.supervised)
     log = configure_logging(level=args.log_level).bind(worker=args.name)

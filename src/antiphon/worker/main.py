@@ -26,6 +26,7 @@ from antiphon.tokens.modelfile import context_of, locate
 from antiphon.worker.app import WorkerApp
 from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe, thread_counts
 from antiphon.worker.enginethread import EngineThread, StepNews
+from antiphon.worker.kvsettings import KvSettings
 from antiphon.worker.links import Links
 from antiphon.worker.meter import Meter
 from antiphon.worker.weights import Progress, TuningSetup, choose_weights
@@ -45,6 +46,7 @@ class WorkerSettings:
     weights: str = "auto"
     weights_folder: Path  # where tuned weights are kept, shared by the workers of a machine
     size: EngineSize = field(default_factory=EngineSize)
+    kv: KvSettings = field(default_factory=KvSettings)
     drain_s: float = 30.0
 
 

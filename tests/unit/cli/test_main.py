@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from scripts.docs import actions_of
 
 from antiphon import __version__
 from antiphon.cli import main as main_module
@@ -30,7 +31,8 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_described(name: str) -> None:
     """No option goes without a word of what it does."""
-    actions = load(name).parser()._actions
+    parser = load(name).parser()
+    actions = [action for p in [parser, *actions_of(parser)] for action in p._actions]
     assert [action.dest for action in actions if not action.help] == []
 
 
@@ -122,7 +124,7 @@ def test_reader_that_leaves_early_is_no_traceback() -> None:
     process.wait(30)
 
 
-@pytest.mark.parametrize("name", ["chat", "doctor", "serve"])
+@pytest.mark.parametrize("name", ["chat", "doctor", "kv", "serve"])
 def test_light_commands_load_no_engine(name: str) -> None:
     """Commands that run no model do not import llama.cpp: a bad build must not take them down."""
     code = (
