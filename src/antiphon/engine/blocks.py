@@ -60,6 +60,10 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
+    def hashes(self) -> list[BlockHash]:
+        """Of all blocks that have one."""
+        return list(self._by_hash)
+
     def num_cached_of(self, blocks: list[int]) -> int:
         """How many of these blocks nobody uses now: taking them lessens `num_available` by as many."""
         return sum(1 for block in blocks if self._num_users[block] == 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from antiphon.core.blockhash import PUBLIC_SCOPE
+from antiphon.core.blockhash import PUBLIC_SCOPE, BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.errors import BadRequest, Busy, ContextTooLong
 from antiphon.core.generation import Generation, KvReport, Load, StepOutput, Terminal, TokenLogprobs
@@ -147,6 +147,10 @@ class Engine:
     def release_hold(self, generation_id: str) -> None:
         """Nothing will come for this generation."""
         self._end_hold(generation_id, KvReport(decision="fault"))
+
+    def held_hashes(self) -> list[BlockHash]:
+        """Hashes of all blocks that are here."""
+        return self._scheduler.blocks.hashes()
 
     def exportable(self) -> list[KvBlock]:
         """Blocks that are worth copying out now and were not returned before."""

@@ -42,21 +42,27 @@ class Handover:
         wanted = sequence.extend_hashes()[: sequence.num_usable_blocks]
         chain = self._blocks.find_prefix(wanted)
         self._blocks.acquire(chain)  # making room must not cost what the new ones follow
-        for block, payload, tier in arrivals:
-            if block.index < len(chain):
-                continue
-            if block.index > len(chain) or block.index >= len(wanted) or block.hash != wanted[block.index]:
-                break
-            found = self._blocks.find_prefix([block.hash])
-            if found:
-                self._blocks.acquire(found)
-            else:
-                found = self._import(block, payload)
-                if not found:
+        try:
+            for block, payload, tier in arrivals:
+                if block.index < len(chain):
+                    continue
+                if (
+                    block.index != len(chain)
+                    or block.index >= len(wanted)
+                    or block.hash != wanted[block.index]
+                ):
                     break
-                supply.tiers[block.hash] = tier
-            chain += found
-        self._blocks.release(chain)
+                found = self._blocks.find_prefix([block.hash])
+                if found:
+                    self._blocks.acquire(found)
+                else:
+                    found = self._import(block, payload)
+                    if not found:
+                        break
+                    supply.tiers[block.hash] = tier
+                chain += found
+        finally:
+            self._blocks.release(chain)
 
     def note_kept(self, sequence: Sequence) -> None:
         """A running sequence has new full blocks: at its prompt's end, and now and then, they are due."""

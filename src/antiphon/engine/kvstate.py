@@ -106,7 +106,8 @@ class KvLayout:
             first = index * cut.block_tokens
             k_part = k[:, _rows(index, cut.block_tokens, self.row_bytes[0])]
             v_part = v_items[:, :, first : first + cut.block_tokens].swapaxes(1, 2)
-            payloads.append(k_part.tobytes() + v_part.tobytes())
+            # Layer by layer, so that what lies in one piece is copied once.
+            payloads.append(b"".join([*k_part, *map(np.ascontiguousarray, v_part)]))
         return payloads
 
     def join(self, payloads: Sequence[Payload], stream: int, block_tokens: int) -> Bytes:

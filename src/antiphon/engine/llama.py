@@ -80,14 +80,14 @@ class LlamaRunner:
         self._governor = ThreadGovernor(settings.thread_counts, start, measured)
         self.block_tokens = 16
         self._layout = self._learn_layout()
-        block_bytes = self.block_tokens * self.kv_bytes_per_token
-        self._streams = Streams(settings.max_sequences, _SPARE_BYTES // block_bytes if block_bytes else 0)
+        num_spare = _SPARE_BYTES // self.block_bytes if self.block_bytes else 0
+        self._streams = Streams(settings.max_sequences, num_spare)
         self.shares_blocks = self._layout is not None and self._copies_are_exact(self._layout)
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of KV a token takes; 0 where the layout is unknown."""
-        return self._layout.bytes_per_token if self._layout else 0
+    def block_bytes(self) -> int:
+        """Bytes of an exported block; 0 where the layout is unknown."""
+        return self.block_tokens * self._layout.bytes_per_token if self._layout else 0
 
     def close_model(self) -> None:
         """Free the context and the weights. The runner is of no use afterwards."""

@@ -72,6 +72,11 @@ class ModelRunner(Protocol):
         ...
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of an exported block; 0 where blocks are not shared."""
+        ...
+
+    @property
     def max_sequences(self) -> int:
         """Most sequences open at once."""
         ...

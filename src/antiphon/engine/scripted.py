@@ -117,6 +117,7 @@ class ScriptedRunner:
         self.shares_blocks = True
         self.context_tokens = settings.context_tokens
         self.block_tokens = settings.block_tokens
+        self.block_bytes = 2 * 8 * settings.block_tokens  # a token and a digest a position
         self.max_sequences = settings.max_sequences
         self.kv_description = _DESCRIPTION
         self._script = script

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from blake3 import blake3
 
 from antiphon import __version__
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import Clock
 from antiphon.core.generation import WorkerInfo
 from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.kvtype import KvType
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import ModelRunner
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
+from antiphon.kv.namespace import NamespaceParts, namespace_of
+from antiphon.worker.kvsettings import KvSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +41,21 @@ class LoadedModel:
     context_tokens: int
 
 
-def build_engine(model: LoadedModel, size: EngineSize, clock: Clock) -> Engine:
+def build_engine(model: LoadedModel, size: EngineSize, kv: KvSettings, clock: Clock) -> Engine:
     """Load the model and make an engine of it. Slow; raises EngineFault."""
-    runner = _scripted(model, size) if model.path is None else _llama(model, model.path, size, clock)
+    runner = _scripted(model, size) if model.path is None else _llama(model, model.path, size, kv, clock)
     kv_tokens = size.kv_tokens or size.max_sequences * model.context_tokens
     num_blocks = (
         max(kv_tokens, runner.block_tokens * size.max_sequences) // runner.block_tokens + size.max_sequences
     )
     budget = max(size.token_budget, size.max_sequences)
-    return Engine(runner, EngineSettings(num_blocks=num_blocks, token_budget=budget), clock)
+    settings = EngineSettings(
+        num_blocks=num_blocks,
+        namespace=namespace_for(model, runner),
+        checkpoint_blocks=kv.checkpoint_blocks if kv.is_used else None,
+        token_budget=budget,
+    )
+    return Engine(runner, settings, clock)
 
 
 def describe(name: str, model: LoadedModel, engine: Engine) -> WorkerInfo:
@@ -57,7 +65,7 @@ def describe(name: str, model: LoadedModel, engine: Engine) -> WorkerInfo:
         worker=name,
         model=model.entry.name,
         revision=model.revision,
-        namespace=_namespace(model, runner),
+        namespace=namespace_for(model, runner).hex(),
         engine=model.entry.engine,
         version=__version__,
         context_tokens=runner.context_tokens,
@@ -75,19 +83,21 @@ def thread_counts(threads: int | None) -> tuple[int, ...]:
     return tuple(sorted({1, max(1, cores // 2), max(1, cores - 1), cores}))
 
 
-def _namespace(model: LoadedModel, runner: ModelRunner) -> str:
-    """Digest of all that decides what a block's bytes mean."""
-    parts = (model.revision, model.entry.engine, "kv-f16", f"block-{runner.block_tokens}", "layout-1")
-    return blake3("\0".join(parts).encode()).hexdigest(length=8)
+def namespace_for(model: LoadedModel, runner: ModelRunner) -> bytes:
+    """Digest of all that decides what a block's bytes mean: workers of one share blocks."""
+    description = dataclasses.asdict(runner.kv_description)
+    parts = NamespaceParts(weights=model.revision, block_tokens=runner.block_tokens, **description)
+    return namespace_of(parts)
 
 
-def _llama(model: LoadedModel, path: Path, size: EngineSize, clock: Clock) -> LlamaRunner:
+def _llama(model: LoadedModel, path: Path, size: EngineSize, kv: KvSettings, clock: Clock) -> LlamaRunner:
     settings = LlamaSettings(
         path=path,
         context_tokens=model.context_tokens,
         max_sequences=size.max_sequences,
         max_step_tokens=max(size.token_budget, size.max_sequences),
         thread_counts=thread_counts(size.threads),
+        kv_type=KvType(kv.kv_type),
     )
     return LlamaRunner(settings, clock)
 

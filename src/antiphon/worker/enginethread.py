@@ -2,7 +2,8 @@
 
 Owns the thread and its inbox. Invariants: the engine is touched by that thread alone; a step never
 waits for the loop, the loop never waits for a step; what was submitted ends in exactly one terminal
-output per choice even when the thread dies. Outputs of a step reach the loop in one call.
+output per choice even when the thread dies. Outputs of a step reach the loop in one call. With KV
+tiers attached (kvbridge.py), what they deliver comes through the inbox like everything else.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.errors import AntiphonError
 from antiphon.core.generation import Generation, Load, StepOutput, Terminal
 from antiphon.engine.counters import Counters, StepReport
 from antiphon.engine.engine import Engine
 from antiphon.obs.log import Logger
+from antiphon.worker.kvbridge import Command, KvBridge, KvTier
 
 _IDLE_WAIT_S = 1.0  # an idle thread looks around this often, so that its pulse is fresh
 
@@ -34,9 +37,9 @@ class StepNews:
     step: StepReport
 
 
+T = TypeVar("T")
 Deliver: TypeAlias = Callable[[StepNews], None]
 Build: TypeAlias = Callable[[], Engine]
-_Command: TypeAlias = Callable[[Engine], None]
 
 
 class EngineThread:
@@ -46,12 +49,13 @@ class EngineThread:
         self._clock = clock
         self._log = log
         self._step_limit_s = step_limit_s
-        self._inbox: deque[_Command] = deque()
+        self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._pulse_s = clock.now()
         self._refused: list[StepOutput] = []
         self._thread: threading.Thread | None = None
+        self._bridge: KvBridge | None = None
         self.failure: BaseException | None = None
 
     @property
@@ -73,13 +77,24 @@ class EngineThread:
         self._thread.start()
         return await built
 
+    def attach(self, tier: KvTier) -> None:
+        """From now on blocks come from this tier and go to it. Once, after `start`, before `submit`."""
+        self._bridge = KvBridge(tier, self._post, self._log)
+
     def submit(self, generation: Generation) -> None:
         """Hand a generation to the engine. A refusal comes as its output."""
         self._post(lambda engine: self._add(engine, generation))
 
     def abort(self, generation_id: str, choice: int | None = None) -> None:
         """End a generation, or one choice of it."""
-        self._post(lambda engine: engine.abort(generation_id, choice))
+        self._post(lambda engine: self._abort(engine, generation_id, choice))
+
+    async def held_hashes(self) -> list[BlockHash]:
+        """Hashes of the blocks in the engine, as of its next step border."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[BlockHash]] = loop.create_future()
+        self._post(lambda engine: _tell(loop, _set_result, answer, engine.held_hashes()))
+        return await answer
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End everything and join the thread."""
@@ -88,19 +103,28 @@ class EngineThread:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, timeout_s)
 
-    def _post(self, command: _Command) -> None:
+    def _post(self, command: Command) -> None:
         self._inbox.append(command)
         self._wake.set()
 
     def _add(self, engine: Engine, generation: Generation) -> None:
         try:
-            engine.add(generation)
+            if self._bridge is None:
+                engine.add(generation)
+            else:
+                self._bridge.add(engine, generation)
         except AntiphonError as error:
             reason = f"{error.code}: {error.message}"
             self._refused += [
                 StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=reason)
                 for choice in range(generation.n)
             ]
+
+    def _abort(self, engine: Engine, generation_id: str, choice: int | None) -> None:
+        if self._bridge is None:
+            engine.abort(generation_id, choice)
+        else:
+            self._bridge.abort(engine, generation_id, choice)
 
     def _main(
         self,
@@ -124,6 +148,7 @@ class EngineThread:
         try:
             self._loop(engine, send)
             send(engine.end_all(Terminal.ABORTED))
+            self._copy_out(engine)
         except BaseException as error:  # noqa: BLE001 - the thread dies: every answer ends, the process is told
             self.failure = error
             self._log.critical("engine.died", exc_info=error)
@@ -138,11 +163,21 @@ class EngineThread:
             refused, self._refused = self._refused, []
             if stepped is not None:
                 send(refused + stepped)  # also where both are empty: the load has changed
+                self._copy_out(engine)
             elif refused:
                 send(refused)
             else:
-                self._wake.wait(_IDLE_WAIT_S)
+                self._wake.wait(self._idle_s(engine))
                 self._wake.clear()
+
+    def _idle_s(self, engine: Engine) -> float:
+        """How long nothing will happen, if nobody sends anything."""
+        due_s = engine.next_deadline_s
+        return _IDLE_WAIT_S if due_s is None else min(_IDLE_WAIT_S, max(0.0, due_s - self._clock.now()))
+
+    def _copy_out(self, engine: Engine) -> None:
+        if self._bridge is not None:
+            self._bridge.after_step(engine)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
@@ -153,9 +188,9 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: obj
         return
 
 
-def _set_result(future: asyncio.Future[Engine], engine: Engine) -> None:
+def _set_result(future: asyncio.Future[T], result: T) -> None:
     if not future.done():
-        future.set_result(engine)
+        future.set_result(result)
 
 
 def _set_exception(future: asyncio.Future[Engine], error: BaseException) -> None:

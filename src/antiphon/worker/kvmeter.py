@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from prometheus_client import Counter
 
@@ -10,13 +11,15 @@ from antiphon.kv.breaker import BreakerState
 from antiphon.kv.stats import KvStats, StoreStats
 from antiphon.obs.metrics import KvMetrics
 
+K = TypeVar("K", bound=str)
+
 
 class KvMeter:
     """Remembers the totals it has seen, so that only what is new is added."""
 
     def __init__(self, metrics: KvMetrics) -> None:
         self._metrics = metrics
-        self._seen: dict[tuple[str, ...], float] = {}
+        self._seen: dict[tuple[Counter, tuple[str, ...]], float] = {}
 
     def take(self, stats: KvStats) -> None:
         """Account for what happened since the last call."""
@@ -59,13 +62,13 @@ class KvMeter:
         metrics.store_bytes_per_s.set(1 / store.rates.byte_s)
         metrics.prefill_tokens_per_s.set(store.rates.prefill_tokens_per_s)
 
-    def _add_all(self, counter: Counter, totals: Mapping[str, int], *labels: str) -> None:
+    def _add_all(self, counter: Counter, totals: Mapping[K, int], *labels: str) -> None:
         for name, total in totals.items():
             self._add(counter, total, *labels, str(name))
 
     def _add(self, counter: Counter, total: float, *labels: str) -> None:
         """A total may also fall (what was saved is an estimate): the counter waits until it is passed."""
-        key = (counter.describe()[0].name, *labels)
+        key = (counter, labels)
         new = total - self._seen.get(key, 0.0)
         if new > 0:
             (counter.labels(*labels) if labels else counter).inc(new)

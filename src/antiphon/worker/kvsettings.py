@@ -21,3 +21,8 @@ class KvSettings:
     host_bytes: int = 0  # budget of the host tier; 0: none
     kv_type: str = KV_TYPES[0]  # of K and V in the engine, and so in every tier
     checkpoint_blocks: int = CHECKPOINT_BLOCKS  # a long answer is exported every so many blocks
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any tier behind the engine."""
+        return self.store_url is not None or self.host_bytes > 0

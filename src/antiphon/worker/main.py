@@ -20,17 +20,20 @@ import uvicorn
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import WallClock
 from antiphon.core.errors import EngineFault
+from antiphon.kv.cache import KvCache
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
 from antiphon.tokens.modelfile import context_of, locate
-from antiphon.worker.app import WorkerApp
+from antiphon.worker.app import WorkerApp, WorkerParts
 from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe, thread_counts
 from antiphon.worker.enginethread import EngineThread, StepNews
 from antiphon.worker.kvsettings import KvSettings
+from antiphon.worker.kvtiers import open_tiers
 from antiphon.worker.links import Links
 from antiphon.worker.meter import Meter
 from antiphon.worker.weights import Progress, TuningSetup, choose_weights
 
+_WRITE_OUT_S = 5.0  # for what the engine held to reach the store
 _DEATH_GRACE_S = 1.0  # for the last outputs and a 503 to be seen
 
 
@@ -68,16 +71,27 @@ async def run_worker(
             links.deliver(news)
 
     on_progress("loading the model", 0.9)
-    built = await engine.start(lambda: build_engine(model, settings.size, clock), deliver)
+    built = await engine.start(lambda: build_engine(model, settings.size, settings.kv, clock), deliver)
     info = describe(settings.name, model, built)
+    kv = open_tiers(settings.kv, built.runner, bytes.fromhex(info.namespace), clock, log)
+    if kv is not None:
+        engine.attach(kv)
     links = Links(engine, info, secret=settings.secret, metrics=metrics, log=log)
+    parts = WorkerParts(engine=engine, links=links, metrics=metrics, info=info, secret=settings.secret, kv=kv)
     log.info("worker.ready", model=info.model, engine=info.engine, shares_blocks=built.runner.shares_blocks)
     try:
-        await _serve(settings, WorkerApp(engine, links, metrics), links, engine, on_ready)
+        await _serve(settings, WorkerApp(parts), links, engine, on_ready)
     finally:
-        await engine.stop()
+        await engine.stop()  # copies out what it still holds
+        if kv is not None:
+            await asyncio.to_thread(_close, kv)
     if engine.failure is not None:
         raise EngineFault("The engine died; see the log.") from engine.failure
+
+
+def _close(kv: KvCache) -> None:
+    kv.drain(_WRITE_OUT_S)
+    kv.close()
 
 
 def _load(settings: WorkerSettings, on_progress: Progress, log: Logger) -> LoadedModel:
