@@ -141,7 +141,7 @@ def test_the_length_check_alone_stands_in_the_way(change: int) -> None:
     assert refused(value) is BadValueReason.LENGTH
 
 
-@pytest.mark.parametrize("payload", [PAYLOAD[:-1], PAYLOAD + b"\0", b""])
+@pytest.mark.parametrize("payload", [PAYLOAD[:-1], PAYLOAD + b"\0", b""], ids=["shorter", "longer", "none"])
 def test_a_payload_of_another_length_is_refused(payload: bytes) -> None:
     """Truncated or extended by someone with the key: still not what its header announces."""
     assert refused(forge(header_of(VALUE), payload)) is BadValueReason.LENGTH
@@ -213,6 +213,7 @@ def test_an_inspection_checks_all_but_the_tokens(field: str, reason: BadValueRea
         (VALUE[:-1] + bytes([VALUE[-1] ^ 1]), BadValueReason.MAC),
         (forge(header_of(VALUE)._replace(key_id=UNKNOWN.id), PAYLOAD, UNKNOWN), BadValueReason.KEY),
     ],
+    ids=["truncated", "short", "flipped", "strange-key"],
 )
 def test_an_inspection_checks_length_key_and_mac(value: bytes, reason: BadValueReason) -> None:
     """As reading does."""

@@ -18,6 +18,7 @@ from antiphon.kv.keys import (
     block_key,
     match_blocks,
     parse_block_key,
+    probe_key,
     scope_tag,
 )
 
@@ -114,11 +115,27 @@ def test_every_pattern_is_told_in_full(pattern: KeyPattern) -> None:
     assert pattern.pattern.startswith(f"antiphon:{pattern.role.value}:")
 
 
-def test_the_declared_pattern_is_the_one_in_use() -> None:
-    """What the page says of a block's key fits the keys that are made."""
-    (declared,) = (pattern.pattern for pattern in PATTERNS if pattern.name == "block")
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("block", block_key(b"namespc1", b"tag1", HASH)),
+        ("block", block_key(b"namespc1", b"tag1", HASH, 12)),
+        ("probe", probe_key(b"nonce-01")),
+    ],
+)
+def test_the_declared_pattern_is_the_one_in_use(name: str, made: str) -> None:
+    """What the page says of a key fits the keys that are made."""
+    (declared,) = (pattern.pattern for pattern in PATTERNS if pattern.name == name)
     shape = re.sub(r"<[^<>]*, (\d+) hex>", r"[0-9a-f]{\1}", declared)
     shape = shape.replace("[:<rank>]", r"(:\d+)?")
     assert "<" not in shape
-    assert re.fullmatch(shape, block_key(b"namespc1", b"tag1", HASH))
-    assert re.fullmatch(shape, block_key(b"namespc1", b"tag1", HASH, 12))
+    assert re.fullmatch(shape, made)
+
+
+def test_a_probe_is_no_block() -> None:
+    """Neither counted nor cleared as one."""
+    probe = probe_key(b"nonce-01")
+    assert parse_block_key(probe) is None
+    assert not fnmatch.fnmatchcase(probe, match_blocks())
+    with pytest.raises(ValueError, match="nonce"):
+        probe_key(b"short")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -190,18 +189,22 @@ def test_rotating_keeps_the_last_key_valid(path: Path) -> None:
     assert files(path) == ["mac-keys"]
 
 
-def test_two_rotations_at_once_lose_no_key(path: Path) -> None:
-    """The second is refused while the first is under way, and the file stays as it was."""
+def test_two_rotations_at_once_lose_no_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused while the first is under way: else one of the new keys would vanish unseen."""
     keys = load_or_create(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    replace = os.replace
+
+    def second_comes(whole: Path, target: Path) -> None:
         with pytest.raises(MacKeyError, match="being rotated by another"):
             rotate(path)
-        assert load(path) == keys
-    finally:
-        os.close(folder)
-    assert rotate(path).previous == keys.current
+        replace(whole, target)
+
+    monkeypatch.setattr(mackeys.os, "replace", second_comes)
+    first = rotate(path)
+    assert load(path) == first
+    assert first.previous == keys.current
+    monkeypatch.undo()
+    assert rotate(path).previous == first.current, "and the lock is free again"
 
 
 def test_a_rotation_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

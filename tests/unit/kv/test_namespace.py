@@ -70,9 +70,9 @@ def test_parts_cannot_be_confused(words: list[str], other: st.DataObject) -> Non
 
 
 def test_a_word_cannot_reach_into_the_next() -> None:
-    """The border between two words is part of the input."""
-    one = dataclasses.replace(PARTS, k_type="q8", v_type="_0f16")
-    two = dataclasses.replace(PARTS, k_type="q8_0", v_type="f16")
+    """Not even one that spells the next field's name: lengths are part of the input."""
+    one = dataclasses.replace(PARTS, k_type="a", v_type="bv_typec")
+    two = dataclasses.replace(PARTS, k_type="av_typeb", v_type="c")
     assert namespace_of(one) != namespace_of(two)
 
 
