@@ -44,13 +44,15 @@ class Settings:
     num_turn: int = 4
     num_full: int = 16
     num_open: int = 8
-    num_busy: int = 4  # and as many streams: beside a neighbour llama-server's steps can take seconds
+    num_busy: int = 4  # and as many streams: beside a neighbour llama-server's steps can take seconds,
+    num_busy_pairs: int = 2  # so there are few of them
+    num_busy_tokens: int = 16  # of an answer
     num_streams: int = 16
     context_tokens: int = 512
 
     @classmethod
     def quick(cls, threads: int) -> Settings:
-        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=16, num_open=8)
+        return cls(threads=threads, num_pairs=1, num_turn=3, num_full=16, num_open=8, num_busy_pairs=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,12 @@ class EngineBench:
         tuned, num = self._tuned_file(), self.settings.num_busy
         mode, rate = await self._sweep(tuned)
         shape = replace(self._shape, threads=None, num_streams=num)
-        async with self._both(str(tuned), "as-is", tuned, mode, shape) as (ours, peer, _):
+        async with self._both(str(tuned), "as-is", tuned, mode, shape) as sides:
+            sizes = Sizes(answer_tokens=self.settings.num_busy_tokens)
+            ours, peer = (replace(side, sizes=sizes) for side in sides[:2])
             with busy_neighbour():
                 pairs = await in_pairs(
-                    self.settings.num_pairs,
+                    self.settings.num_busy_pairs,
                     lambda seed: ours.full(seed, num, rate),
                     lambda seed: peer.full(seed, num, rate),
                 )
