@@ -4,6 +4,7 @@
     docs/api.md         request fields, from the gateway's schema and the notes in scripts/fields.py
     docs/metrics.md     metrics, from obs/metrics.py
     docs/redis-keys.md  keys in Redis, from kv/keys.py
+    docs/break-even.md  bandwidth from which fetching KV pays, from kv/breakeven.py
     docs/benchmarks.md  by the benches themselves, from their stored runs
 
 With --check nothing is written; exit code 1 names the pages that are stale.
@@ -22,7 +23,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from scripts.fields import api_page
 
 from antiphon.cli.main import COMMANDS, load
-from antiphon.kv import keys
+from antiphon.kv import breakeven, keys
 from antiphon.obs.metrics import GatewayMetrics, WorkerMetrics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         "config.md": _config_page(),
         "metrics.md": _metrics_page(),
         "redis-keys.md": _redis_page(),
+        "break-even.md": _break_even_page(),
     }
 
 
@@ -137,6 +139,39 @@ def _redis_page() -> str:
         ]
         head = ("key", "type", "pattern", "TTL", "written by", "read by", "what it is")
         parts += [f"## {role.value}\n", *(_table(head, rows) if rows else ["No keys so far."]), ""]
+    return "\n".join(parts)
+
+
+_PREFIXES = (2048, 8192, 32_768, 131_072)
+
+
+def _break_even_page() -> str:
+    head = (
+        "replica",
+        "KV bytes a token",
+        *(f"{num_tokens // 1024}k: computing takes" for num_tokens in _PREFIXES),
+        *(f"{num_tokens // 1024}k: break-even" for num_tokens in _PREFIXES),
+    )
+    rows = [
+        (
+            deployment.name,
+            f"{deployment.kv_bytes_per_token:,}",
+            *(f"{deployment.prefill_s(n):.3g} s" for n in _PREFIXES),
+            *(f"{deployment.break_even_bytes_per_s(n) / 1e9:.3g} GB/s" for n in _PREFIXES),
+        )
+        for deployment in breakeven.DEPLOYMENTS
+    ]
+    parts = [
+        "# Break-even of fetching KV\n",
+        _NOTICE.format(source="`kv/breakeven.py`"),
+        "A prefix of so many tokens is fetched faster than computed where the store delivers more than the "
+        "break-even bandwidth to the replica. On paper: prefill reaches "
+        f"{breakeven.SHARE_OF_PEAK:.0%} of the arithmetic peak, attention included; "
+        "a round trip and the import are small beside both. [kv-cache.md](kv-cache.md) says what to make of "
+        "it.\n",
+        *_table(head, rows),
+        "",
+    ]
     return "\n".join(parts)
 
 
