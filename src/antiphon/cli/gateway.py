@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from antiphon.cli import options
+from antiphon.cli import database, options
 from antiphon.cli.models import find_model
 from antiphon.cli.process import Reporter, run_process
 from antiphon.gateway.main import GatewaySettings, run_gateway
@@ -29,13 +30,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_model_options(made)
     options.add_listen_options(made, options.PORT)
     options.add_proxy_option(made)
+    database.add_database_option(made)
+    database.add_scope_options(made)
     options.add_process_options(made)
     return made
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises BadRequest."""
-    options.require_loopback(args.host, behind_proxy=args.behind_proxy)
     for url in args.worker:
         link_url(url)
     settings = GatewaySettings(
@@ -44,9 +46,13 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         secret=options.read_secret(args.secret_file),
+        database=database.database_of(args, os.environ),
+        scope_secret=database.scope_secret_of(args, os.environ),
+        public_systems=database.public_systems_of(args),
         behind_proxy=args.behind_proxy,
     )
     reporter = Reporter("gateway", args.host, supervised=args.supervised)
     log = configure_logging(level=args.log_level)
     main = run_gateway(settings, reporter.ready, log)
-    return run_process(main, args.host, args.port, supervised=args.supervised)
+    with database.told(settings.database):
+        return run_process(main, args.host, args.port, supervised=args.supervised)

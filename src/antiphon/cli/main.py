@@ -22,6 +22,7 @@ from antiphon.core.errors import AntiphonError
 COMMANDS = {
     "serve": "start workers and a gateway on this machine",
     "chat": "talk to a model in the terminal",
+    "keys": "create, list and revoke the keys of callers",
     "doctor": "check this machine and say what to do",
     "kv": "look into the store of KV blocks, and empty it",
     "gateway": "run one gateway process",

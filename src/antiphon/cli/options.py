@@ -7,7 +7,6 @@ settings of its own process.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -62,16 +61,6 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 port = whole(0, 65535)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server bound there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def reachable(host: str) -> str:
     """An address at which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": LOOPBACK, "": LOOPBACK, "::": "::1"}.get(host, host)
@@ -83,15 +72,6 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def require_loopback(host: str, *, behind_proxy: bool) -> None:
-    """Refuse to offer an API without keys to others, unless the operator says who guards it."""
-    if not behind_proxy and not is_loopback(host):
-        raise BadRequest(
-            f"--host {host} would open the API to everyone who reaches this machine: there are no keys yet. "
-            "Stay on 127.0.0.1, or put a proxy that checks callers in front and say --behind-proxy."
-        )
-
-
 def add_listen_options(parser: argparse.ArgumentParser, default_port: int) -> None:
     """Where a process listens."""
     parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
@@ -99,11 +79,11 @@ def add_listen_options(parser: argparse.ArgumentParser, default_port: int) -> No
 
 
 def add_proxy_option(parser: argparse.ArgumentParser) -> None:
-    """The operator's word for the missing keys."""
+    """The operator's word for missing keys."""
     parser.add_argument(
         "--behind-proxy",
         action="store_true",
-        help="a proxy in front checks who may call: allow a --host that others reach",
+        help="a proxy in front checks who may call: allow a --host that others reach before there are keys",
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from antiphon.cli import kvoptions, options
+from antiphon.cli import database, kvoptions, options
 from antiphon.cli.checks import read_available_memory
 from antiphon.cli.child import Child, Program, StartFailed
 from antiphon.cli.console import Console
@@ -47,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=options.whole(1, 64), default=1, metavar="N", help="worker processes")
     options.add_listen_options(made, options.PORT)
     options.add_proxy_option(made)
+    database.add_database_option(made)
+    database.add_scope_options(made)
     options.add_engine_options(made)
     kvoptions.add_serve_store_option(made)
     made.add_argument(
@@ -64,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 1 when a process could not be started. Raises BadRequest, NotFound."""
-    options.require_loopback(args.host, behind_proxy=args.behind_proxy)
+    database.check_gateway(args, os.environ)
     entry = find_model(args.model, args.catalogue, args.context)
     locate(entry)
     _require_free(args.host, args.port)
@@ -148,10 +150,11 @@ class _Serve:
     def _gateway(self, workers: Sequence[SupervisedCommand]) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
+        callers = database.gateway_arguments(self._args)
         return self._command(
             CommandSettings(
                 name="gateway",
-                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy],
+                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *callers],
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",

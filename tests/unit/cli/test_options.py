@@ -72,20 +72,6 @@ def test_default_of_max_sequences_is_the_workers() -> None:
     assert EngineSize().max_sequences == options.MAX_SEQUENCES
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_loopback_needs_no_proxy(host: str) -> None:
-    """Addresses that only this machine reaches are free to use."""
-    options.require_loopback(host, behind_proxy=False)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.4", "example.org", "127.0.0.1.example.org"])
-def test_other_hosts_need_a_proxy(host: str) -> None:
-    """Without keys nothing is opened to others, unless the operator says who guards it."""
-    with pytest.raises(BadRequest, match="--behind-proxy"):
-        options.require_loopback(host, behind_proxy=False)
-    options.require_loopback(host, behind_proxy=True)
-
-
 @pytest.mark.parametrize(
     ("host", "url"),
     [
