@@ -25,6 +25,11 @@ class ScriptedRedis:
     url: str = ""
     commands: list[Command] = field(default_factory=list)
     num_connections: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def hang_up(self) -> None:
+        """End every connection that hangs, now and later."""
+        self._ended.set()
 
 
 HANG = b"\0hang\0"
@@ -34,7 +39,6 @@ HANG = b"\0hang\0"
 def scripted_redis(answer: Callable[[Command], bytes | None]) -> Iterator[ScriptedRedis]:
     """Listen inside the block."""
     script = ScriptedRedis(answer)
-    ended = threading.Event()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -48,7 +52,7 @@ def scripted_redis(answer: Callable[[Command], bytes | None]) -> Iterator[Script
                     said, hang, _ = reply.partition(HANG)
                     self.wfile.write(said)
                     if hang:
-                        ended.wait()
+                        script._ended.wait()
                         return
 
         def _command(self) -> Command | None:
@@ -73,6 +77,6 @@ def scripted_redis(answer: Callable[[Command], bytes | None]) -> Iterator[Script
         try:
             yield script
         finally:
-            ended.set()
+            script.hang_up()
             server.shutdown()
             thread.join()
