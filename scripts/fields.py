@@ -20,11 +20,23 @@ _HEAD = """# API
 
 Written by `make docs` from `gateway/schema.py`, `gateway/parse.py` and `scripts/fields.py`; do not edit.
 
-OpenAI's API as its SDKs speak it. Base URL: `http://127.0.0.1:8000/v1`; there are no keys yet, any key is
-taken. `/openapi.json` has the schemas of requests and answers. Values are strict: no number in a string, no
-1.0 for 1; `null` is the same as leaving a field out. What is wrong is answered with a 4xx and
-`{"error": {"message", "type", "param", "code"}}` before a byte of stream is sent; a fault after that is the
-stream's last event, with the same body and without the end mark `[DONE]`.
+OpenAI's API as its SDKs speak it. Base URL: `http://127.0.0.1:8000/v1`. `/openapi.json` has the schemas of
+requests and answers. Values are strict: no number in a string, no 1.0 for 1; `null` is the same as leaving a
+field out. What is wrong is answered with a 4xx and `{"error": {"message", "type", "param", "code"}}` before a
+byte of stream is sent; a fault after that is the stream's last event, with the same body and without the end
+mark `[DONE]`.
+
+Callers send their key as `Authorization: Bearer sk-antiphon-…`. Until the first key is created
+(`antiphon keys create`) any key is taken on a loopback address, as SDKs always send one; from then on a key
+that is sent must be a good one, or the answer is 401 with the code `invalid_api_key`. On loopback a request
+without a key is the tenant `local`; at any other address a key is required. `/health` and `/metrics` need
+none. A revoked key is refused within 5 seconds at all gateways. While the database of keys does not answer,
+requests with a key get 503 `store_unavailable`.
+
+What is computed for a request may be reused for another one that begins alike, within one tenant and never
+between two. `cache_salt` and `prompt_cache_key` narrow that further: requests share only with those that
+carry the same values. They cannot widen it. System prompts that the operator lists (`--public-prefix-file`)
+are shared by all.
 """
 
 _SHARED = {
@@ -43,7 +55,10 @@ _SHARED = {
     "logit_bias": "Honoured; keys are token ids of the model.",
     "min_tokens": "Honoured; not OpenAI's. The model cannot end its turn before.",
     "ignore_eos": "Honoured; not OpenAI's. The model cannot end its turn at all.",
-    "user": "Ignored; changes nothing in the answer.",
+    "user": "Ignored; changes neither the answer nor what is shared.",
+    "cache_salt": "Honoured; not OpenAI's, means what it means in vLLM: KV is shared only with requests that "
+    "carry the same.",
+    "prompt_cache_key": "Honoured likewise, on top of `cache_salt`; empty is the same as absent.",
 }
 _CHAT = {
     "messages": "Honoured: roles system, developer (as system), user, assistant; content as a string or as "
@@ -59,7 +74,7 @@ _CHAT = {
     "functions": "Refused unless empty.",
     "function_call": "Refused unless `none`.",
     "modalities": 'Refused unless `["text"]`.',
-    "safety_identifier": "Ignored; changes nothing in the answer.",
+    "safety_identifier": "Ignored; changes neither the answer nor what is shared.",
     "metadata": "Ignored; changes nothing in the answer.",
 }
 _COMPLETION = {

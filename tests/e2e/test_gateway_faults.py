@@ -8,15 +8,16 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, StepOutput, Terminal
-from antiphon.gateway.main import GatewaySettings, run_gateway, serve
-from support.gateways import HELLO, MODEL, events_of, gateway, text_of
+from antiphon.gateway.main import run_gateway, serve
+from support.gateways import HELLO, events_of, gateway, settings_in, text_of
 from support.lines import Lines
-from support.loopback import SECRET, LoopbackWorker, Script, Session, saying, silent
+from support.loopback import LoopbackWorker, Script, Session, saying, silent
 
 
 async def die(session: Session, generation: Generation) -> None:
@@ -161,14 +162,12 @@ async def test_a_fault_of_ours_says_nothing() -> None:
 
 
 @contextlib.asynccontextmanager
-async def stream_through(worker: LoopbackWorker, drain_s: float) -> AsyncIterator[Stopping]:
+async def stream_through(worker: LoopbackWorker, drain_s: float, folder: Path) -> AsyncIterator[Stopping]:
     """A gateway that has taken a streamed chat and handed it to this worker."""
     lines = Lines()
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with worker.running():
-        settings = GatewaySettings(
-            workers=(worker.url,), models=(MODEL,), secret=SECRET, port=0, drain_s=drain_s
-        )
+        settings = settings_in(folder, workers=(worker.url,), drain_s=drain_s)
         serving = asyncio.create_task(serve(settings, ready.set_result, lines.logger()))
         await lines.until("link.up")
         reader, writer = await asyncio.open_connection("127.0.0.1", await ready)
@@ -193,7 +192,7 @@ class Stopping:
     generation: Generation
 
 
-async def test_stopping_lets_answers_finish() -> None:
+async def test_stopping_lets_answers_finish(tmp_path: Path) -> None:
     """A stream that is under way gets its end; new connections are refused."""
     may_go_on = asyncio.Event()
 
@@ -202,7 +201,7 @@ async def test_stopping_lets_answers_finish() -> None:
         await may_go_on.wait()
         await session.send(StepOutput(generation.id, 0, 1, [98], Terminal.STOP))
 
-    async with stream_through(LoopbackWorker(slow), drain_s=20.0) as stopping:
+    async with stream_through(LoopbackWorker(slow), drain_s=20.0, folder=tmp_path) as stopping:
         stopping.serving.cancel()
         with pytest.raises(ConnectionError):
             while True:
@@ -215,10 +214,10 @@ async def test_stopping_lets_answers_finish() -> None:
         assert b"data: [DONE]" in answer
 
 
-async def test_stopping_gives_up_what_does_not_finish() -> None:
+async def test_stopping_gives_up_what_does_not_finish(tmp_path: Path) -> None:
     """After the drain the client gets an error, and its generation is aborted."""
     worker = LoopbackWorker(silent)
-    async with stream_through(worker, drain_s=0.1) as stopping:
+    async with stream_through(worker, drain_s=0.1, folder=tmp_path) as stopping:
         stopping.serving.cancel()
         answer = await asyncio.wait_for(stopping.reader.read(), 10)
         assert b"503" in answer.split(b"\r\n")[0]
@@ -226,10 +225,10 @@ async def test_stopping_gives_up_what_does_not_finish() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_the_gateway(number: signal.Signals) -> None:
+async def test_a_signal_stops_the_gateway(number: signal.Signals, tmp_path: Path) -> None:
     """`run_gateway` returns, as after any orderly end."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    settings = GatewaySettings(workers=(), models=(MODEL,), port=0)
+    settings = settings_in(tmp_path, workers=())
     running = asyncio.create_task(run_gateway(settings, ready.set_result, Lines().logger()))
     assert await ready > 0
     os.kill(os.getpid(), number)
@@ -237,33 +236,33 @@ async def test_a_signal_stops_the_gateway(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
-async def test_other_hosts_need_somebody_who_checks_keys(host: str) -> None:
+async def test_other_hosts_need_keys_or_somebody_who_checks(host: str, tmp_path: Path) -> None:
     """Without keys nothing but loopback is bound, unless a proxy is said to stand in front."""
-    settings = GatewaySettings(workers=(), models=(MODEL,), host=host, port=0)
+    settings = settings_in(tmp_path, workers=(), host=host)
     with pytest.raises(BadRequest, match="behind-proxy"):
         await serve(settings, lambda _: None, Lines().logger())
 
 
-async def test_behind_a_proxy_any_host_may_be_bound() -> None:
+async def test_behind_a_proxy_any_host_may_be_bound(tmp_path: Path) -> None:
     """Where the operator says so."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    settings = GatewaySettings(workers=(), models=(MODEL,), host="0.0.0.0", port=0, behind_proxy=True)
+    settings = settings_in(tmp_path, workers=(), host="0.0.0.0", behind_proxy=True)
     serving = asyncio.create_task(serve(settings, ready.set_result, Lines().logger()))
     assert await ready > 0
     serving.cancel()
     await asyncio.wait([serving])
 
 
-async def test_a_port_that_is_taken() -> None:
+async def test_a_port_that_is_taken(tmp_path: Path) -> None:
     """The error names it."""
     async with gateway() as running:
-        settings = GatewaySettings(workers=(), models=(MODEL,), port=running.port)
+        settings = settings_in(tmp_path, workers=(), port=running.port)
         with pytest.raises(OSError, match=f"port {running.port}"):
             await serve(settings, lambda _: None, Lines().logger())
 
 
-async def test_a_workers_address_that_is_none() -> None:
+async def test_a_workers_address_that_is_none(tmp_path: Path) -> None:
     """Refused at the start."""
-    settings = GatewaySettings(workers=("localhost",), models=(MODEL,), port=0)
+    settings = settings_in(tmp_path, workers=("localhost",))
     with pytest.raises(BadRequest, match="localhost"):
         await serve(settings, lambda _: None, Lines().logger())

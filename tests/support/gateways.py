@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from antiphon.core.catalogue import ModelEntry
 from antiphon.gateway.main import GatewaySettings, serve
+from antiphon.store.database import file_url
 from support.lines import Lines
 from support.loopback import SECRET, LoopbackWorker
 
@@ -76,15 +79,34 @@ async def gateway(*workers: LoopbackWorker, **settings: Any) -> AsyncIterator[Ga
 @contextlib.asynccontextmanager
 async def gateway_to(*urls: str, **settings: Any) -> AsyncIterator[Gateway]:
     """Run a gateway to workers that run already."""
-    values = {"workers": urls, "models": (MODEL,), "secret": SECRET, "port": 0, "drain_s": 0.0} | settings
+    with tempfile.TemporaryDirectory() as folder:
+        async with _serving(settings_in(folder, workers=urls, **settings)) as running:
+            yield running
+
+
+def settings_in(folder: str | Path, **values: Any) -> GatewaySettings:
+    """The settings of a gateway on loopback that keeps its database in this folder."""
+    usual = {
+        "models": (MODEL,),
+        "secret": SECRET,
+        "port": 0,
+        "drain_s": 0.0,
+        "database": file_url(Path(folder) / "keys.db"),
+        "scope_secret": bytes(32),
+    }
+    return GatewaySettings(**(usual | values))
+
+
+@contextlib.asynccontextmanager
+async def _serving(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     lines = Lines()
-    task = asyncio.create_task(serve(GatewaySettings(**values), ready.set_result, lines.logger()))
+    task = asyncio.create_task(serve(settings, ready.set_result, lines.logger()))
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
     try:
         if task.done():
             await task
-        await lines.until("link.up", len(urls))
+        await lines.until("link.up", len(settings.workers))
         url = f"http://127.0.0.1:{await ready}"
         async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
             yield Gateway(await ready, lines, client)

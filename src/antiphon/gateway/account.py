@@ -11,7 +11,8 @@ import time
 
 from starlette.types import Scope
 
-from antiphon.core.generation import StepOutput, Terminal
+from antiphon.core.generation import KvReport, StepOutput, Terminal
+from antiphon.gateway.callers import Caller
 from antiphon.gateway.reply import PromptTokensDetails, Usage
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
@@ -29,6 +30,7 @@ class Account:
         self.request_id = f"req_{secrets.token_hex(16)}"
         self.client_label = client_label  # the client's own x-request-id: shown in the log, never trusted
         self.method = method
+        self.caller: Caller | None = None  # None: not asked for, or not known
         self.route = "other"
         self.status: int | None = None  # of the response that was begun
         self.accepted_s = time.perf_counter()
@@ -40,6 +42,7 @@ class Account:
         self.num_cached_tokens = 0
         self.num_answer_tokens = 0
         self.queued_s: float | None = None
+        self.kv: KvReport | None = None  # of the first prompt that had one
         self.finishes: list[Terminal] = []
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
@@ -54,6 +57,8 @@ class Account:
             self.num_cached_tokens += output.cached.total
         if output.queued_s is not None and self.queued_s is None:
             self.queued_s = output.queued_s
+        if output.kv is not None and self.kv is None:
+            self.kv = output.kv
         if output.ids:
             self.num_answer_tokens += len(output.ids)
             self._last_token_s = time.perf_counter()
@@ -93,6 +98,8 @@ class Account:
             "status": status,
             "e2e_s": round(e2e_s, 6),
             "error": self.error_code,
+            "tenant": None if self.caller is None else self.caller.tenant,
+            "key": None if self.caller is None else self.caller.key_id,
         }
         if self.model is not None:
             self._observe(metrics, self.model, e2e_s)
@@ -101,6 +108,7 @@ class Account:
                 "stream": self.is_stream,
                 "tokens_in": self.num_prompt_tokens,
                 "tokens_cached": self.num_cached_tokens,
+                "kv": None if self.kv is None else str(self.kv),
                 "tokens_out": self.num_answer_tokens,
                 "queue_s": _rounded(self.queued_s),
                 "ttft_s": _rounded(self.ttft_s),

@@ -14,15 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from antiphon.gateway.callers import Callers
 from antiphon.gateway.chat import ChatCompletions
 from antiphon.gateway.completions import Completions
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.errors import raise_ours
-from antiphon.gateway.middleware import AccountMiddleware, ErrorMiddleware, HostMiddleware
+from antiphon.gateway.middleware import AccountMiddleware, CallerMiddleware, ErrorMiddleware, HostMiddleware
 from antiphon.gateway.models import ListModels, ServedModels, ShowModel
 from antiphon.gateway.openapi import openapi_document
 from antiphon.gateway.reply import Health
-from antiphon.obs.log import Logger
 from antiphon.obs.metrics import CONTENT_TYPE, GatewayMetrics
 from antiphon.router.dispatch import Dispatcher
 
@@ -52,7 +52,7 @@ class Metrics:
 
 
 def build_app(
-    desk: Desk, models: ServedModels, dispatcher: Dispatcher, metrics: GatewayMetrics, log: Logger
+    desk: Desk, models: ServedModels, dispatcher: Dispatcher, callers: Callers, metrics: GatewayMetrics
 ) -> Starlette:
     """All routes behind all middleware."""
     routes = [
@@ -65,9 +65,10 @@ def build_app(
         *_both("/metrics", "/metrics", "GET", Metrics(metrics, dispatcher)),
     ]
     middleware = [
-        Middleware(AccountMiddleware, log=log, metrics=metrics),
-        Middleware(ErrorMiddleware, log=log),
+        Middleware(AccountMiddleware, log=desk.log, metrics=metrics),
+        Middleware(ErrorMiddleware, log=desk.log),
         Middleware(HostMiddleware),
+        Middleware(CallerMiddleware, callers=callers),
     ]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: raise_ours})
     app.router.redirect_slashes = False

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from starlette.types import Receive
 
 from antiphon.core.generation import Generation, Terminal
+from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.account import Account
+from antiphon.gateway.callers import Caller
 from antiphon.gateway.models import ServedModel, ServedModels, context_too_long
 from antiphon.gateway.sampling import sampling_of
 from antiphon.gateway.schema import GeneratingRequest
@@ -36,9 +38,17 @@ class Limits:
 class Desk:
     """Shared by the endpoints of one gateway."""
 
-    def __init__(self, models: ServedModels, dispatcher: Dispatcher, limits: Limits, log: Logger) -> None:
+    def __init__(
+        self,
+        models: ServedModels,
+        dispatcher: Dispatcher,
+        scopes: ScopeMaker,
+        limits: Limits,
+        log: Logger,
+    ) -> None:
         self._models = models
         self._dispatcher = dispatcher
+        self._scopes = scopes
         self.limits = limits
         self.log = log
 
@@ -54,6 +64,9 @@ class Desk:
     ) -> list[Generation]:
         """One generation a prompt, their ids made here. Raises BadRequest, ContextTooLong, NoReplica."""
         context_tokens = self._context_tokens(model)
+        caller = account.caller
+        assert caller is not None  # CallerMiddleware: no request comes this far without one
+        scope = self._scope(request, caller)
         generations = []
         for number, prompt in enumerate(prompts):
             room = context_tokens - len(prompt)
@@ -67,11 +80,22 @@ class Desk:
                     sampling=sampling_of(request, model, room),
                     token_ids=prompt,
                     num_prompt_tokens=len(prompt),
+                    num_public_tokens=model.num_public_tokens(prompt),
+                    scope=scope,
+                    tenant=caller.tenant,
                     timeout_s=self.limits.timeout_s,
                     n=request.n or 1,
                 )
             )
         return generations
+
+    def _scope(self, request: GeneratingRequest, caller: Caller) -> bytes:
+        """Whose KV this request may use. Names of end users (`user`, `safety_identifier`) do not enter it."""
+        return self._scopes.scope(
+            caller.tenant_id,
+            cache_salt=request.cache_salt,
+            prompt_cache_key=request.prompt_cache_key or None,
+        )
 
     def _context_tokens(self, model: ServedModel) -> int:
         """What every worker of this model can hold: which one takes the request is not known yet."""

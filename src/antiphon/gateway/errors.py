@@ -25,6 +25,7 @@ from antiphon.core.errors import (
     MethodNotAllowed,
     NoReplica,
     NotFound,
+    Unauthorized,
     WorkerLost,
 )
 from antiphon.core.generation import Terminal
@@ -50,6 +51,8 @@ def response_of(error: AntiphonError) -> Response:
         headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     body = msgspec.json.encode(envelope(error))
     return Response(body, error.status, headers, media_type="application/json")
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 
 from antiphon.core.catalogue import ModelEntry
-from antiphon.core.errors import BadRequest
+from antiphon.core.clock import WallClock
+from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.app import build_app
+from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
+from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.models import ServedModels
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.dispatch import Dispatcher
+from antiphon.store.database import Database
+from antiphon.store.keys import KeyStore
 
 _BACKLOG = 2048
 _LAST_WORDS_S = 2  # from the end of the drain to the end of the process
@@ -39,7 +43,10 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     secret: str = ""  # shared with the workers
-    behind_proxy: bool = False  # somebody else checks keys: other hosts than loopback may be bound
+    database: str  # URL: tenants and keys
+    scope_secret: bytes = field(repr=False)  # shared by the gateways of a fleet
+    public_systems: tuple[str, ...] = ()  # system prompts whose KV all tenants may share
+    behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0
     drain_s: float = 10.0
@@ -65,12 +72,26 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[int], None]
 
 async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger) -> None:
     """Serve until cancelled."""
-    _check_host(settings)
-    models = ServedModels.load(settings.models)
+    database = await Database.open(settings.database)
+    try:
+        ring = KeyRing(KeyStore(database), WallClock(), log)
+        await ring.refresh()
+        require_guard(settings.host, has_keys=ring.has_keys, behind_proxy=settings.behind_proxy)
+        await _serve_callers(ring, settings, on_ready, log)
+    finally:
+        await database.close()
+
+
+async def _serve_callers(
+    ring: KeyRing, settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger
+) -> None:
+    models = ServedModels.load(settings.models, settings.public_systems)
     metrics = GatewayMetrics()
     dispatcher = Dispatcher(settings.workers, settings.secret, log)
-    desk = Desk(models, dispatcher, Limits(settings.max_body_bytes, settings.request_timeout_s), log)
-    app = build_app(desk, models, dispatcher, metrics, log)
+    limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
+    desk = Desk(models, dispatcher, ScopeMaker(settings.scope_secret), limits, log)
+    callers = Callers(ring, is_loopback=is_loopback(settings.host))
+    app = build_app(desk, models, dispatcher, callers, metrics)
     with _listen(settings.host, settings.port) as listener:
         config = uvicorn.Config(
             app,
@@ -86,8 +107,10 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log:
         server = _Server(config, settings.drain_s, dispatcher.abort_all)
         async with asyncio.TaskGroup() as tasks:
             links = tasks.create_task(dispatcher.run(), name="links")
+            keys = tasks.create_task(ring.run(), name="keys")
             await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
             links.cancel()
+            keys.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -127,19 +150,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _check_host(settings: GatewaySettings) -> None:
-    host = settings.host
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback and not settings.behind_proxy:
-        raise BadRequest(
-            f"The gateway has no keys yet, so it does not bind {host}: anybody who reaches it could use it. "
-            "Bind 127.0.0.1, or say that a proxy in front of it checks who may call (--behind-proxy)."
-        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

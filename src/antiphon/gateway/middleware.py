@@ -1,9 +1,10 @@
-"""What every request passes, outermost first: account, errors, host. Pure ASGI.
+"""What every request passes, outermost first: account, errors, host, caller. Pure ASGI.
 
 `AccountMiddleware` opens the account, puts the server's headers on every response and closes the
 account on every way out. `ErrorMiddleware` turns whatever is raised below into OpenAI's envelope,
 or into the error event of a stream that has begun. `HostMiddleware` refuses a Host header that is
-not a host: nothing below builds URLs from it, but proxies and logs do.
+not a host: nothing below builds URLs from it, but proxies and logs do. `CallerMiddleware` finds out
+who is asking before any route is looked at: a route is closed unless it is named as open.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon.core.errors import AntiphonError, BadRequest
 from antiphon.gateway.account import Account, account_of, open_account
+from antiphon.gateway.callers import Callers
 from antiphon.gateway.errors import internal_error, response_of
 from antiphon.gateway.sse import error_event
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 
+_OPEN = frozenset({"/health", "/health/", "/metrics", "/metrics/"})  # as the routes spell them
 _HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 
 
@@ -93,6 +96,19 @@ class HostMiddleware:
             is_good = len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
             if not is_good and (hosts or scope["http_version"] != "1.0"):
                 raise BadRequest("The Host header is not a host name.", code="invalid_host")
+        await self._app(scope, receive, send)
+
+
+class CallerMiddleware:
+    """Every request has a caller, except where only the process's own state is asked for."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        self._app = app
+        self._callers = callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            account_of(scope).caller = await self._callers.identify(scope)
         await self._app(scope, receive, send)
 
 

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import ContextTooLong, NotFound
+from antiphon.gateway.publicprefix import PublicPrefixes
 from antiphon.gateway.reply import Model, ModelList
 from antiphon.tokens.template import ChatMessage
 from antiphon.tokens.textmodel import TextModel, load_text_model
@@ -26,13 +27,17 @@ _MAX_SHOWN = 100
 class ServedModel:
     """One model. `control_ids` stand for no text."""
 
-    def __init__(self, text: TextModel, aliases: Sequence[str] = ()) -> None:
+    def __init__(
+        self, text: TextModel, aliases: Sequence[str] = (), public_systems: Sequence[str] = ()
+    ) -> None:
+        """`public_systems`: system prompts whose KV all tenants may share. Raises BadRequest."""
         self.name = text.name
         self.aliases = tuple(aliases)
         self.context_tokens = text.context_tokens
         self.tokenizer: Tokenizer = text.tokenizer
         self.control_ids = frozenset(text.tokenizer.special_tokens.values())
         self._prompts = text.prompts
+        self._public = PublicPrefixes.of_systems(public_systems, text.prompts.chat)
         self._longest_piece = max(len(self.tokenizer.piece(i)) for i in range(self.tokenizer.vocab_size))
 
     def chat_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -44,6 +49,10 @@ class ServedModel:
         """Ids of plain text. Raises BadRequest."""
         self._check_length(len(text), "prompt")
         return self._prompts.text(text)
+
+    def num_public_tokens(self, prompt: Sequence[int]) -> int:
+        """How many leading tokens of a prompt the operator has made public."""
+        return self._public.num_public(prompt)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text that ids stand for. Raises IndexError outside the vocabulary."""
@@ -74,9 +83,9 @@ class ServedModels:
         self._created = int(time.time())
 
     @classmethod
-    def load(cls, entries: Sequence[ModelEntry]) -> ServedModels:
+    def load(cls, entries: Sequence[ModelEntry], public_systems: Sequence[str] = ()) -> ServedModels:
         """Load the text side of each entry. Raises BadRequest."""
-        return cls([ServedModel(load_text_model(entry), entry.aliases) for entry in entries])
+        return cls([ServedModel(load_text_model(e), e.aliases, public_systems) for e in entries])
 
     def find(self, name: str) -> ServedModel:
         """The model of this name or alias. Raises NotFound."""

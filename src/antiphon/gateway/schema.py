@@ -13,6 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
+MAX_CACHE_WORD = 256
 COMPLETION_MAX_TOKENS = 16
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -50,7 +51,8 @@ class ResponseFormat(Struct, frozen=True):
 class SharedFields(Struct, frozen=True, kw_only=True):
     """What both generating endpoints take.
 
-    `top_k`, `min_p`, `min_tokens` and `ignore_eos` go beyond OpenAI's API and mean what they mean in vLLM.
+    `top_k`, `min_p`, `min_tokens`, `ignore_eos` and `cache_salt` go beyond OpenAI's API and mean what they
+    mean in vLLM.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -71,6 +73,8 @@ class SharedFields(Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     user: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_WORD)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=MAX_CACHE_WORD)] | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -74,7 +74,7 @@ def test_public_prefixes(tmp_path: Path) -> None:
         ("[[prefix]]\nsystem = 'a'\nmodel = 'm'", "model"),
         ("[[prefixes]]\nsystem = 'a'", "prefixes"),
         ("prefix = 'a'", "prefix"),
-        ("[[prefix", "line 1"),
+        ("[[prefix", "end of an array"),
         ("[[prefix]]\nsystem = ''\n" * 257, "more than 256"),
     ],
 )

@@ -129,9 +129,9 @@ def test_locked_database(
     holder.execute("BEGIN EXCLUSIVE")
     assert main(["keys", "create", "--database", url]) == 1
     holder.close()
-    err = capsys.readouterr().err
-    assert f"the database {url}: database is locked" in err
-    assert PREFIX not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"the database {url}: database is locked" in printed.err
+    assert PREFIX not in printed.out
 
 
 def test_default_database_is_in_the_state_folder(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon.core import errors as core_errors
-from antiphon.core.errors import AntiphonError, MethodNotAllowed
+from antiphon.core.errors import AntiphonError, MethodNotAllowed, StoreUnavailable
 from antiphon.core.generation import CachedTokens, StepOutput, Terminal
 from antiphon.gateway.account import Account, account_of, open_account
 from antiphon.gateway.errors import of_output, response_of
@@ -29,7 +29,8 @@ ALL = [
 
 
 def raised(kind: type[AntiphonError]) -> AntiphonError:
-    return kind("words", allow="POST") if kind is MethodNotAllowed else kind("words", param="p")
+    own = {MethodNotAllowed: {"allow": "POST"}, StoreUnavailable: {"detail": "for the operator"}}
+    return kind("words", **own.get(kind, {"param": "p"}))
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)

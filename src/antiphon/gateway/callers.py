@@ -1,0 +1,94 @@
+"""Who is asking, and who may: the one place where that is decided.
+
+    listens on   keys exist   no key    good key      other or revoked key
+    loopback     no           `local`   –             `local`
+    loopback     yes          `local`   its tenant    401
+    elsewhere    yes          401       its tenant    401
+    elsewhere    no           refused to start; behind a proxy that checks callers: `local`
+
+OpenAI's SDKs always send some key, so before the first key is created any is taken on loopback. A key
+counts as existing when it is revoked too: revoking the last one opens nothing. Where the database does
+not answer, a request that brings a key gets a 503.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from antiphon.core.errors import BadRequest, Unauthorized
+from antiphon.gateway.keyring import KeyRing
+from antiphon.store.names import LOCAL_TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is. `key_id` None: it needed no key."""
+
+    tenant_id: str
+    tenant: str
+    key_id: str | None = None
+
+
+LOCAL = Caller(LOCAL_TENANT, LOCAL_TENANT)
+
+
+class Callers:
+    """Tells callers by what they present."""
+
+    def __init__(self, ring: KeyRing, *, is_loopback: bool) -> None:
+        self._ring = ring
+        self._is_loopback = is_loopback
+
+    async def identify(self, scope: Scope) -> Caller:
+        """Who sent this request. Raises Unauthorized, StoreUnavailable."""
+        presented = _presented(scope)
+        if presented == "":
+            if self._is_loopback or not self._ring.has_keys:
+                return LOCAL
+            raise Unauthorized(
+                "You did not provide an API key. Send it in the Authorization header: 'Authorization: Bearer "
+                "YOUR_KEY'."
+            )
+        owner = await self._ring.owner(presented)
+        if owner is not None and not owner.is_revoked:
+            return Caller(owner.tenant_id, owner.tenant, owner.key_id)
+        if owner is None and not self._ring.has_keys:
+            return LOCAL
+        # The same words for every wrong key: they tell nobody which keys once worked.
+        raise Unauthorized("Incorrect API key provided. Keys are made by the operator of this server.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server bound there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_guard(host: str, *, has_keys: bool, behind_proxy: bool) -> None:
+    """Raises BadRequest where others would reach a server that asks nobody for a key."""
+    if not (is_loopback(host) or has_keys or behind_proxy):
+        raise BadRequest(
+            f"--host {host} would open the API to everyone who reaches this machine: there are no keys. "
+            "Create one with: antiphon keys create. Or stay on 127.0.0.1, or put a proxy that checks callers "
+            "in front and say --behind-proxy."
+        )
+
+
+def _presented(scope: Scope) -> str:
+    """The key in the Authorization header; empty where there is none."""
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    values = [value.decode("latin-1").strip() for name, value in headers if name == b"authorization"]
+    if not values:
+        return ""
+    scheme, _, key = values[0].partition(" ")
+    if len(values) == 1 and scheme.lower() == "bearer":
+        return key.strip()
+    return ", ".join(values)  # no key of ours, but not nothing
