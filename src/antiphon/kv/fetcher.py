@@ -52,8 +52,8 @@ class FetchHooks(Protocol):
         """Proven blocks came."""
         ...
 
-    def missed(self, block: KvBlock) -> None:
-        """The store does not have it."""
+    def missed(self, blocks: Sequence[KvBlock]) -> None:
+        """The store does not have the first of these; nobody looked for the others, which follow it."""
         ...
 
     def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
@@ -238,6 +238,8 @@ class Fetcher:
             with self._lock:
                 self._learn(job, got, left_s)
                 waiters = self._flights.land(job, got.payloads, got.end)
+            if got.end is Outcome.MISSED:
+                self._hooks.missed(job.blocks[job.num_landed :])
             _tell(waiters)
             if got.end is not None or job.num_landed == len(job.blocks):
                 return
@@ -260,8 +262,6 @@ class Fetcher:
         payloads: list[Payload] = []
         for block, value in zip(blocks, run.values, strict=True):
             if value is None:
-                if run.fault is None:
-                    self._hooks.missed(block)
                 break
             try:
                 payloads.append(self._codec.decode(block, value))

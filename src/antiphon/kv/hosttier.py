@@ -37,7 +37,7 @@ class HostSettings:
     """`budget_bytes` 0: the tier is off."""
 
     budget_bytes: int
-    depth_s: float = 2.0  # a block of 32 tokens fills in 2 s at 16 tokens/s
+    depth_s: float = 1.0  # a block of 32 tokens fills in 1 s at 32 tokens/s
     public_s: float = 3600.0
     hot_s: float = 30.0
 

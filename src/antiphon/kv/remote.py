@@ -76,8 +76,8 @@ class Remote:
     def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
         self._parts.host.put(blocks)
 
-    def missed(self, block: KvBlock) -> None:
-        self.writer.forget(block)
+    def missed(self, blocks: Sequence[KvBlock]) -> None:
+        self.writer.forget(blocks)
 
     def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
         with self._bad_lock:

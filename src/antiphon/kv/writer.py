@@ -42,7 +42,7 @@ class WriterSettings:
     timeout_s: float = 1.0
     most_remembered: int = 65536  # hashes lately written or touched
     written_s: float = 300.0  # a block written so lately is not written again
-    touch_every_s: float = 60.0
+    touch_every_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -152,11 +152,12 @@ class Writer:
                 self._spoiled[block.hash] = block
             self._news.notify_all()
 
-    def forget(self, block: KvBlock) -> None:
-        """The store does not have it: write it again when it is offered."""
+    def forget(self, blocks: Sequence[KvBlock]) -> None:
+        """The store may not have these any more: write them again when they are offered."""
         with self._news:
-            self._written.drop(block.hash)
-            self._touched.drop(block.hash)
+            for block in blocks:
+                self._written.drop(block.hash)
+                self._touched.drop(block.hash)
 
     def counts(self) -> WriteCounts:
         """The totals by now, as a copy."""

@@ -203,6 +203,19 @@ def test_bad_values_are_deleted_and_counted(store: PuppetStore) -> None:
     cache.close()
 
 
+def test_what_the_store_lost_is_written_again(caches: list[KvCache], store: PuppetStore) -> None:
+    """All of it, though only its first block was looked for in vain: nothing behind that one is known."""
+    cache, blocks = caches[1], chain(4)
+    cache.keep(with_payloads(blocks))
+    assert cache.drain(PATIENCE_S)
+    store.inner.delete([CODEC.key(block) for block in blocks], 1.0)
+    assert asked(cache, blocks).report.decision == "missed"
+    assert all(cache.wants(block) for block in blocks)
+    cache.keep(with_payloads(blocks))
+    assert cache.drain(PATIENCE_S)
+    assert tiers(asked(cache, blocks)) == [Tier.STORE] * 4
+
+
 def test_it_says_what_is_worth_an_export(store: PuppetStore) -> None:
     """Not what the host tier has; without one, not what was written lately."""
     here, there = make_cache(store, host_bytes=MIB), make_cache(store)

@@ -124,7 +124,7 @@ def test_a_block_that_the_store_lost_is_written_again(desk: Desk) -> None:
     """A fetch that missed it makes the writer forget; so does time."""
     blocks = chain(1)
     desk.put(blocks)
-    desk.writer.forget(blocks[0])
+    desk.writer.forget(blocks)
     desk.put(blocks)
     assert desk.writer.counts().num_existing == 1
     desk.clock.advance(SETTINGS.written_s)
