@@ -107,7 +107,7 @@ class KvLayout:
             k_part = k[:, _rows(index, cut.block_tokens, self.row_bytes[0])]
             v_part = v_items[:, :, first : first + cut.block_tokens].swapaxes(1, 2)
             # Layer by layer, so that what lies in one piece is copied once.
-            payloads.append(b"".join([*k_part, *map(np.ascontiguousarray, v_part)]))
+            payloads.append(b"".join([*k_part, *(np.ascontiguousarray(rows).data for rows in v_part)]))
         return payloads
 
     def join(self, payloads: Sequence[Payload], stream: int, block_tokens: int) -> Bytes:

@@ -83,8 +83,7 @@ class KvBridge:
         prefix = engine.add(generation, self._hold_s)
         is_local = prefix.num_local == len(prefix.blocks)
         if prefix.blocks and (is_local or engine.is_held(generation.id)):
-            self._try(lambda: tier.begin(prefix, self._deliver))
-            if self._tier is None:
+            if not self._try(lambda: tier.begin(prefix, self._deliver)):
                 engine.release_hold(generation.id)
 
     def abort(self, engine: Engine, generation_id: str, choice: int | None) -> None:
@@ -118,13 +117,15 @@ class KvBridge:
         self._post(lambda engine: self._supply(engine, delivery))
 
     def _supply(self, engine: Engine, delivery: Delivery) -> None:
-        self._try(lambda: engine.supply(delivery.generation, delivery.blocks, delivery.report))
-        if self._tier is None:
+        if not self._try(lambda: engine.supply(delivery.generation, delivery.blocks, delivery.report)):
             engine.release_hold(delivery.generation)
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], None]) -> bool:
+        """False if it raised: the tier is not asked again."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - answers go on without the tier; it is said once
             self._tier = None
             self._log.error("kv.failed", exc_info=error)
+            return False
+        return True

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.blockhash import BlockHash, Border, block_hash, chain_root, extend_chain
+from antiphon.core.blockhash import (
+    PUBLIC_SCOPE,
+    BlockHash,
+    Border,
+    block_hash,
+    chain_root,
+    extend_chain,
+    root_of,
+)
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 NO_BORDER = Border()
@@ -52,3 +60,29 @@ def test_behind_a_public_prefix_each_scope_has_its_own_blocks() -> None:
     two = chain(ids, border=Border(num_public_tokens=9, scope=b"two"))
     assert one[:2] == two[:2] == chain(ids)[:2]
     assert all(left != right for left, right in zip(one[2:], two[2:], strict=True))
+
+
+@given(num_public=st.integers(0, 16), ids=st.lists(st.integers(0, 9), min_size=16, max_size=16))
+def test_tenants_share_whole_public_blocks_and_nothing_else(num_public: int, ids: list[int]) -> None:
+    """Same tokens, two scopes: equal hashes exactly for the blocks that lie wholly in the public prefix."""
+    chains = []
+    for scope in (b"one", b"two"):
+        root = root_of(b"namespace", scope, num_public, 4)
+        chains.append(chain(ids, root, Border(num_public, scope)))
+    shared = [left == right for left, right in zip(*chains, strict=True)]
+    assert shared == [index < num_public // 4 for index in range(4)]
+
+
+@given(num_public=st.integers(0, 16))
+def test_a_block_belongs_to_the_scope_it_chains_under(num_public: int) -> None:
+    """Public where it lies wholly in the public prefix, the tenant's from there on."""
+    border = Border(num_public, b"tenant")
+    scopes = [border.scope_of(index, 4) for index in range(4)]
+    assert scopes == [PUBLIC_SCOPE if 4 * index + 4 <= num_public else b"tenant" for index in range(4)]
+
+
+def test_a_public_chain_is_that_of_no_tenant() -> None:
+    """Nor of another namespace."""
+    public = root_of(b"n", b"tenant", 4, 4)
+    assert public == chain_root(b"n", PUBLIC_SCOPE) == root_of(b"n", b"other", 7, 4)
+    assert public not in (root_of(b"n", b"tenant", 3, 4), root_of(b"m", b"tenant", 4, 4))

@@ -181,3 +181,73 @@ def test_without_sharing_no_block_is_found(make_generation: Callable[..., object
     bench.add(unlike(1, 8))
     bench.add(unlike(1, 8))
     assert bench.shares(bench.step()) == {0: 8, 1: 8}
+
+
+def test_a_held_sequence_is_passed_and_keeps_its_place(bench: Bench) -> None:
+    """Those behind it run meanwhile; let go it is first of those that wait."""
+    held = bench.add(unlike(1, 12))
+    assert bench.scheduler.hold(held)
+    bench.add(unlike(2, 12))
+    assert bench.shares(bench.step()) == {1: 12}
+    bench.scheduler.let_go(held)
+    bench.add(unlike(3, 12))
+    assert bench.shares(bench.step()) == {1: 1, 0: 12, 2: 3}
+
+
+def test_who_needs_the_block_a_held_one_waits_for_waits_too(bench: Bench) -> None:
+    """What is about to come is not computed; with the hold the waiting ends."""
+    held = bench.add(unlike(1, 12))
+    bench.scheduler.hold(held)
+    bench.add(unlike(1, 12))
+    assert not bench.scheduler.has_work
+    assert bench.shares(bench.step()) == {}
+    bench.scheduler.let_go(held)
+    assert bench.shares(bench.step()) == {0: 12}
+    assert bench.shares(bench.step()) == {0: 1, 1: 4}
+
+
+def test_there_is_nothing_to_hold_for_where_all_is_here_or_on_its_way(bench: Bench) -> None:
+    """A follower needs no fetch of its own, nor does a prompt whose blocks are cached or too short."""
+    first = bench.add(unlike(1, 13))
+    assert bench.scheduler.hold(first)
+    assert not bench.scheduler.hold(bench.add(unlike(1, 13)))
+    longer = bench.add([*unlike(1, 16), 7])
+    assert bench.scheduler.hold(longer), "its last block nobody brings"
+    bench.scheduler.let_go(first)
+    bench.scheduler.let_go(longer)
+    bench.step()
+    assert not bench.scheduler.hold(bench.add(unlike(1, 13)))
+    assert not bench.scheduler.hold(bench.add(unlike(4, 4)))
+
+
+def test_followers_go_on_when_a_held_leader_is_removed(bench: Bench) -> None:
+    """What it was to bring will not come."""
+    held = bench.add(unlike(1, 12))
+    bench.scheduler.hold(held)
+    bench.add(unlike(1, 12))
+    assert bench.scheduler.remove(held) is False
+    assert bench.scheduler.has_work
+    assert bench.shares(bench.step()) == {1: 12}
+
+
+def test_the_blocks_a_held_one_has_are_evicted_last(make_generation: Callable[..., object]) -> None:
+    """What comes for it would be worthless without them."""
+    bench = Bench(make_generation, num_blocks=6)
+    for number in (1, 2):
+        sequence = bench.add(unlike(number, 8))
+        bench.step()
+        bench.scheduler.remove(sequence)
+    held = bench.add(unlike(1, 13))
+    bench.scheduler.hold(held)
+    bench.add(unlike(3, 13))
+    bench.step()
+    assert len(bench.scheduler.hits(held)) == 2
+
+
+def test_without_sharing_nothing_is_held(make_generation: Callable[..., object]) -> None:
+    """A runner that cannot take blocks over has nothing to wait for."""
+    bench = Bench(make_generation)
+    bench.scheduler = Scheduler(
+        BlockManager(50), block_tokens=BLOCK, token_budget=16, max_running=8, share=False
+    )
+    assert not bench.scheduler.hold(bench.add(unlike(1, 12)))
