@@ -15,6 +15,7 @@ import pytest
 
 from antiphon.core.clock import WallClock
 from antiphon.engine import llama
+from antiphon.engine.kvtype import KvType
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import Chunk, Logits, ModelRunner
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
@@ -198,6 +199,55 @@ def test_exported_blocks_are_exact_in_another_runner(make_runner: MakeRunner, ru
         runner.drop(block)
 
 
+def test_blocks_of_several_sequences_are_exported_at_once(runner: ModelRunner) -> None:
+    """In the order asked for, from open and ended sequences alike, as one by one."""
+    blocks: list[int] = []
+    for sequence in (1, 2):
+        runner.open(sequence, [])
+        runner.run([Chunk(sequence, 0, prompt(60 + sequence, 70), False)])
+        blocks += keep_all(runner, sequence, 2, first=500 + 10 * sequence)
+    runner.close(1)
+    mixed = [blocks[3], blocks[0], blocks[2], blocks[1]]
+    payloads = runner.export_blocks(mixed)
+    assert payloads == [runner.export_blocks([block])[0] for block in mixed]
+    assert len(set(payloads)) == 4
+    assert {type(payload) for payload in payloads} == {bytes}
+    runner.close(2)
+    for block in blocks:
+        runner.drop(block)
+
+
+def test_what_is_not_a_block_is_refused(runner: ModelRunner) -> None:
+    """By its length, before a byte of it is taken; the runner goes on."""
+    runner.open(1, [])
+    runner.run([Chunk(1, 0, prompt(9, 32), False)])
+    (block,) = keep_all(runner, 1, 1, first=600)
+    (payload,) = runner.export_blocks([block])
+    for wrong in (b"", payload[:-1], payload + b"x", payload + payload):
+        with pytest.raises(ValueError, match="bytes"):
+            runner.import_block(601, wrong)
+    runner.import_block(601, memoryview(payload))
+    assert runner.export_blocks([601]) == [payload]
+    runner.close(1)
+    for number in (block, 601):
+        runner.drop(number)
+
+
+def test_memory_of_a_payload_may_be_used_again(runner: ModelRunner) -> None:
+    """A view of memory that changes later does not change the block."""
+    runner.open(1, [])
+    runner.run([Chunk(1, 0, prompt(9, 32), False)])
+    (block,) = keep_all(runner, 1, 1, first=700)
+    (payload,) = runner.export_blocks([block])
+    memory = bytearray(payload)
+    runner.import_block(701, memoryview(memory).toreadonly())
+    memory[:] = bytes(len(memory))
+    assert runner.export_blocks([701]) == [payload]
+    runner.close(1)
+    for number in (block, 701):
+        runner.drop(number)
+
+
 def test_an_answer_is_undisturbed_by_neighbours_with_gaps(runner: ModelRunner) -> None:
     """Steps in which some open sequences take no part leave those as they were."""
     tokens = prompt(7, 40)
@@ -222,6 +272,62 @@ def test_closing_what_is_not_open_is_fine(runner: ModelRunner) -> None:
     runner.close(999)
     runner.drop(999)
     assert runner.shares_blocks
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kv_type", KvType)
+def test_a_join_is_exact_in_every_format(model_path: Path, kv_type: KvType) -> None:
+    """Blocks that were computed, sent and joined give the very logits of those that never moved.
+
+    In another runner, beside other sequences, at a length that is no multiple of a step.
+    """
+    tokens = prompt(11, 7 * 32 + 9)
+    source, target = (llama_runner(model_path, kv_type, max_sequences=2 + i) for i in range(2))
+    source.open(1, [])
+    for start in range(0, 7 * 32, 100):
+        end = min(start + 100, 7 * 32)
+        source.run([Chunk(1, start, tokens[start:end], False)])
+    payloads = source.export_blocks(keep_all(source, 1, 7, first=0))
+    target.open(5, [])
+    target.run([Chunk(5, 0, prompt(12, 50), False)])
+    for block, payload in enumerate(payloads):
+        target.import_block(block, payload)
+    target.open(6, list(range(7)))
+    for end in range(7 * 32 + 1, len(tokens) + 1):
+        expected = logits_of(source, 1, tokens[:end], end - 1)
+        assert np.array_equal(logits_of(target, 6, tokens[:end], end - 1), expected)
+    for runner in (source, target):
+        runner.close_model()
+
+
+@pytest.mark.model
+def test_formats_differ_in_bytes_and_namespace_but_not_in_block_size(model_path: Path) -> None:
+    """What a worker is set to changes how many bytes a block has, never which tokens it holds."""
+    found = {}
+    for kv_type in KvType:
+        runner = llama_runner(model_path, kv_type)
+        assert runner.shares_blocks
+        found[kv_type] = (runner.block_tokens, runner.block_bytes, runner.kv_description)
+        runner.close_model()
+    assert [found[t][0] for t in KvType] == [32, 32, 32]
+    assert [found[t][1] // 32 for t in KvType] == [23_040, 12_240, 6_480]
+    assert len({found[t][2] for t in KvType}) == 3
+    description = found[KvType.Q8_0][2]
+    assert (description.architecture, description.rope_dimensions) == ("llama", 64)
+    assert (description.k_type, description.kv_rotated) == ("q8_0", True)
+    assert not found[KvType.F16][2].kv_rotated
+
+
+def llama_runner(path: Path, kv_type: KvType, max_sequences: int = 2) -> LlamaRunner:
+    settings = LlamaSettings(
+        path=path,
+        context_tokens=512,
+        max_sequences=max_sequences,
+        max_step_tokens=128,
+        thread_counts=(1,),
+        kv_type=kv_type,
+    )
+    return LlamaRunner(settings, WallClock())
 
 
 @pytest.mark.model

@@ -94,6 +94,15 @@ def test_the_context_bounds_the_answer(make_generation: Make) -> None:
     assert outputs[-1].finish is Terminal.LENGTH
 
 
+def test_blocks_bound_the_answer_where_they_hold_less_than_the_context(make_generation: Make) -> None:
+    """A lone answer that no preemption could make room for ends with length, not in a circle."""
+    engine = engine_with(num_blocks=4)
+    engine.add(make_generation("a", list(range(30)), max_tokens=1000))
+    outputs = run(engine)["a", 0]
+    assert len(ids(outputs)) == 4 * 16 - 30
+    assert outputs[-1].finish is Terminal.LENGTH
+
+
 def test_choices_of_one_prompt_share_its_blocks_and_differ_in_their_draws(make_generation: Make) -> None:
     """n=4 computes the prompt's full blocks once; each choice draws for itself."""
     engine = engine_with("noise")
