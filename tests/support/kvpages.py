@@ -1,4 +1,4 @@
-"""A stand-in for a worker's `/kv` pages, on loopback, and a run folder that names it."""
+"""A stand-in for a worker's `/kv` pages, on loopback, and the tag of a state folder's tenant."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
+from antiphon.cli.state import standing_secret, state_folder
+from antiphon.core.scope import ScopeMaker
+from antiphon.kv.keys import scope_tag
 from antiphon.kv.stats import KvStats
 from antiphon.worker.kvinfo import KvHeld, KvInfo
 
 SECRET = "a secret of workers and gateways"
+
+
+def local_tag(state_home: Path) -> bytes:
+    """The tag of the blocks of tenant `local`, with $XDG_STATE_HOME there."""
+    file = state_folder({"XDG_STATE_HOME": str(state_home)}) / "scope-secret"
+    return scope_tag(ScopeMaker(standing_secret(file)).tenant_part("local"))
 
 
 def make_info(worker: str = "worker-1", namespace: bytes = b"namespc1", block_tokens: int = 4) -> KvInfo:
@@ -33,7 +43,7 @@ def make_info(worker: str = "worker-1", namespace: bytes = b"namespc1", block_to
 
 
 @contextmanager
-def worker_pages(info: KvInfo, held: KvHeld | None = None) -> Iterator[str]:
+def worker_pages(info: KvInfo | KvHeld, held: KvHeld | None = None) -> Iterator[str]:
     """The URL of a worker that answers those who know `SECRET`."""
     pages = {
         "/kv": msgspec.json.encode(info),

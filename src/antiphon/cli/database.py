@@ -38,6 +38,12 @@ def add_database_option(parser: argparse.ArgumentParser) -> None:
 
 def add_scope_options(parser: argparse.ArgumentParser) -> None:
     """Who shares KV with whom."""
+    add_scope_option(parser)
+    add_public_prefix_option(parser)
+
+
+def add_scope_option(parser: argparse.ArgumentParser) -> None:
+    """What keeps tenants apart."""
     parser.add_argument(
         "--scope-secret-file",
         type=Path,
@@ -45,6 +51,10 @@ def add_scope_options(parser: argparse.ArgumentParser) -> None:
         help="secret that keeps tenants' KV apart, made where missing; gateways of a fleet share it "
         "(default: scope-secret in the state folder)",
     )
+
+
+def add_public_prefix_option(parser: argparse.ArgumentParser) -> None:
+    """What they share all the same."""
     parser.add_argument(
         "--public-prefix-file",
         type=Path,

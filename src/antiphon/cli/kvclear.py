@@ -11,6 +11,7 @@ import os
 import sys
 
 from antiphon.cli import kvplace
+from antiphon.cli.kvplace import Place
 from antiphon.cli.kvscan import scan_blocks
 from antiphon.core.errors import BadRequest
 from antiphon.kv import redisurl
@@ -34,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     is_chosen = args.namespace is not None or args.tenant is not None
     if args.all == is_chosen:
         raise BadRequest("say which blocks: --namespace, --tenant or both, or else --all")
-    url = kvplace.find_store(args, os.environ)
-    match = kvplace.chosen_blocks(args, os.environ)
+    place = Place(args, os.environ)
+    url, match = place.needed_store(), place.match()
     if not args.yes and not _is_sure(args, url):
         return 1
     num_deleted = 0

@@ -1,7 +1,7 @@
 """`antiphon kv probe`: where the blocks of a prompt lie: in which worker's memory, in the store, nowhere.
 
-Does what the gateway and a worker do with the same prompt of the same tenant: template, tokens, block
-hashes. Reads nothing but hashes and keys, and changes no block's place in any queue of eviction.
+Does what the gateway and a worker do with the same prompt of the same tenant. Reads nothing but hashes
+and keys, and changes no block's place in the order of eviction.
 """
 
 from __future__ import annotations
@@ -11,38 +11,28 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from antiphon.cli import kvplace
-from antiphon.cli.kvplace import Place, WorkerSilent, ask_worker
-from antiphon.cli.kvtenants import Tenants
+from antiphon.cli import database, kvplace
+from antiphon.cli.kvchain import Chain, Found, Prompt, located
+from antiphon.cli.kvpages import WorkerPages, WorkerSilent
+from antiphon.cli.kvplace import Place
 from antiphon.cli.models import find_model
-from antiphon.core.blockhash import Border, extend_chain, root_of
+from antiphon.cli.options import DEFAULT_MODEL
+from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import BadRequest
 from antiphon.kv.admin import open_admin
-from antiphon.kv.keys import block_key, scope_tag
+from antiphon.store.names import LOCAL_TENANT
 from antiphon.worker.kvinfo import KvHeld, KvInfo
 
 HELP = "Show where the blocks of a prompt lie: in a worker's memory, in the store, nowhere."
 EXAMPLE = "  antiphon kv probe --chat request.json\n  antiphon kv probe --text 'Once upon a time'"
-_STORE = "redis"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A block of the prompt. `places`: `engine@WORKER`, `host@WORKER`, `redis`."""
-
-    index: int
-    hash: str
-    places: list[str]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The action's options."""
-    kvplace.add_store_options(parser)
-    kvplace.add_worker_options(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--text", metavar="TEXT", help="a bare prompt, as for /v1/completions")
     prompt.add_argument(
@@ -50,90 +40,85 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a body of /v1/chat/completions, or its list of messages, as JSON; -: from stdin",
     )
-    parser.add_argument("--tenant", default="local", metavar="NAME", help="whose prompt it is")
+    parser.add_argument("--tenant", default=LOCAL_TENANT, metavar="NAME", help="whose prompt it is")
     parser.add_argument(
-        "--model", metavar="NAME|PATH.gguf", help="model (default: what the `antiphon serve` here was told)"
+        "--model", metavar="NAME|PATH.gguf", help="model (default: that of the `antiphon serve` here)"
     )
     parser.add_argument(
         "--catalogue", type=Path, metavar="FILE", help="models.toml whose entries add to the built-in ones"
     )
+    kvplace.add_store_options(parser)
+    kvplace.add_worker_options(parser)
+    database.add_public_prefix_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a block. Raises BadRequest, StoreFault."""
-    place = kvplace.find_place(args, os.environ)
-    infos, held = _ask(place)
+    place = Place(args, os.environ)
+    infos, held = _ask(place.workers())
     if not infos:
         raise BadRequest("no worker answers; without one nobody knows the namespace")
     if len({(info.namespace, info.block_tokens) for info in infos}) > 1:
         raise BadRequest("these workers have several namespaces; name one with --worker")
-    token_ids = _token_ids(args, place)
-    scope = Tenants.load(os.environ).scope_of(args.tenant)
-    chain = Chain.of(infos[0], scope, token_ids)
-    in_store = _in_store(place.store, chain.keys)
-    blocks = list(located(chain.hashes, held, in_store))
+    prompt = _prompt(args, place)
+    scope = place.tenants().scope_of(
+        args.tenant, cache_salt=prompt.cache_salt, prompt_cache_key=prompt.prompt_cache_key
+    )
+    chain = Chain.of(infos[0], prompt, scope)
+    blocks = list(located(chain.hashes, held, _in_store(place.store(), chain.keys)))
     if args.json:
-        print(json.dumps({"num_tokens": len(token_ids), "blocks": [asdict(block) for block in blocks]}))
+        report = {
+            "num_tokens": len(prompt.token_ids),
+            "num_public_tokens": prompt.num_public_tokens,
+            "blocks": [asdict(block) for block in blocks],
+        }
+        print(json.dumps(report))
     else:
-        print("\n".join(_lines(blocks, len(token_ids), infos[0].block_tokens)))
+        print("\n".join(_lines(blocks, len(prompt.token_ids), infos[0].block_tokens)))
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The hashes of a prompt's full blocks in a namespace, and their keys in the store."""
-
-    hashes: list[str]
-    keys: list[str]
-
-    @classmethod
-    def of(cls, info: KvInfo, scope: bytes, token_ids: Sequence[int]) -> Chain:
-        """As a worker with this `info` derives them."""
-        namespace = bytes.fromhex(info.namespace)
-        border = Border(0, scope)
-        hashes: list[bytes] = []
-        root = root_of(namespace, scope, border.num_public_tokens, info.block_tokens)
-        extend_chain(hashes, root, token_ids, info.block_tokens, border)
-        keys = [
-            block_key(namespace, scope_tag(border.scope_of(index, info.block_tokens)), block_hash)
-            for index, block_hash in enumerate(hashes)
-        ]
-        return cls([block_hash.hex() for block_hash in hashes], keys)
-
-
-def located(hashes: Sequence[str], held: Mapping[str, KvHeld], in_store: Sequence[bool]) -> Iterator[Found]:
-    """Each block with all of its places, nearest first. `held`: by worker."""
-    tiers = [(f"engine@{worker}", frozenset(page.engine)) for worker, page in held.items()]
-    tiers += [(f"host@{worker}", frozenset(page.host)) for worker, page in held.items()]
-    for index, (block_hash, is_stored) in enumerate(zip(hashes, in_store, strict=True)):
-        places = [name for name, members in tiers if block_hash in members]
-        yield Found(index, block_hash, [*places, _STORE] if is_stored else places)
-
-
-def _token_ids(args: argparse.Namespace, place: Place) -> list[int]:
-    entry = find_model(args.model or place.model, args.catalogue or place.catalogue, None)
+def _prompt(args: argparse.Namespace, place: Place) -> Prompt:
+    entry = _entry(args, place)
+    systems = database.public_systems_of(_public_prefixes(args, place))
     # By name and now, so that no other action of `antiphon kv` depends on llama.cpp's being sound.
-    tokenizing = importlib.import_module("antiphon.cli.kvprompt")
-    ids: list[int]
+    making = importlib.import_module("antiphon.cli.kvprompt")
+    made: Prompt
     if args.text is not None:
-        ids = tokenizing.text_ids(entry, args.text)
-        return ids
+        made = making.text_prompt(entry, systems, args.text)
+        return made
     try:
         body = sys.stdin.buffer.read() if args.chat == "-" else Path(args.chat).read_bytes()
     except OSError as error:
         raise BadRequest(f"--chat {args.chat}: {error.strerror}") from error
-    ids = tokenizing.chat_ids(entry, body)
-    return ids
+    made = making.chat_prompt(entry, systems, body)
+    return made
 
 
-def _ask(place: Place) -> tuple[list[KvInfo], dict[str, KvHeld]]:
-    """What the workers say that answer."""
+def _entry(args: argparse.Namespace, place: Place) -> ModelEntry:
+    if args.model is not None:
+        return find_model(args.model, args.catalogue, None)
+    if place.run is None:
+        return find_model(DEFAULT_MODEL, args.catalogue, None)
+    catalogue = None if place.run.catalogue is None else Path(place.run.catalogue)
+    return find_model(place.run.model, args.catalogue or catalogue, None)
+
+
+def _public_prefixes(args: argparse.Namespace, place: Place) -> argparse.Namespace:
+    file = args.public_prefix_file
+    if file is None and args.worker is None and place.run is not None:
+        file = None if place.run.public_prefix_file is None else Path(place.run.public_prefix_file)
+    return argparse.Namespace(public_prefix_file=file)
+
+
+def _ask(workers: Sequence[WorkerPages]) -> tuple[list[KvInfo], dict[str, KvHeld]]:
+    """What those workers say that answer."""
     infos: list[KvInfo] = []
     held: dict[str, KvHeld] = {}
-    for worker in place.workers:
+    for worker in workers:
         try:
-            info = ask_worker(worker, "/kv", place.secret, KvInfo)
-            held[info.worker] = ask_worker(worker, "/kv/held", place.secret, KvHeld)
+            info = worker.info()
+            held[info.worker] = worker.held()
             infos.append(info)
         except WorkerSilent as silence:
             print(f"antiphon kv probe: {silence}", file=sys.stderr)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from antiphon.cli import kvplace
-from antiphon.cli.kvplace import WorkerSilent, ask_worker
+from antiphon.cli.kvpages import WorkerSilent
+from antiphon.cli.kvplace import Place
 from antiphon.cli.kvscan import scan_blocks
-from antiphon.cli.kvtenants import Tenants
 from antiphon.core.errors import BadRequest
 from antiphon.kv.admin import open_admin
 from antiphon.kv.keys import BlockKey, match_blocks
@@ -43,21 +43,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print both tables; a worker that does not answer is left out. Raises BadRequest, StoreFault."""
-    place = kvplace.find_place(args, os.environ)
-    groups = None
-    if place.store is not None:
-        groups = grouped(_sizes(place.store), Tenants.load(os.environ).name_of)
+    place = Place(args, os.environ)
+    store = place.store()
+    groups = None if store is None else grouped(_sizes(store), place.tenants().name_of)
     infos = []
-    for worker in place.workers:
+    for worker in place.workers():
         try:
-            infos.append(ask_worker(worker, "/kv", place.secret, KvInfo))
+            infos.append(worker.info())
         except WorkerSilent as silence:
             print(f"antiphon kv stats: {silence}", file=sys.stderr)
     if groups is None and not infos:
         raise BadRequest("there is neither a store nor a worker that answers")
     if args.json:
-        store = None if groups is None else [asdict(group) for group in groups]
-        print(json.dumps({"store": store, "workers": msgspec.to_builtins(infos)}))
+        sums = None if groups is None else [asdict(group) for group in groups]
+        print(json.dumps({"store": sums, "workers": msgspec.to_builtins(infos)}))
     else:
         print("\n".join([*_store_lines(groups), *_worker_lines(infos)]))
     return 0

@@ -1,23 +1,25 @@
 """Tenants and the tags by which their blocks are found, for `antiphon kv`.
 
-Both hang on the secret that gateways derive scopes from: these commands know tenants only where that
-secret lies, in the state folder of a machine with a gateway.
+A tag follows from a tenant's id, which lies in the gateways' database, and from the secret they derive
+scopes from: with another secret the tags are others, and nothing is found.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Self
 
-from antiphon.cli.state import standing_secret, state_folder
+from antiphon.cli import database
 from antiphon.core.blockhash import PUBLIC_SCOPE
 from antiphon.core.errors import BadRequest
 from antiphon.core.scope import ScopeMaker
 from antiphon.kv.keys import scope_tag
+from antiphon.store.database import Database
+from antiphon.store.keys import KeyStore
+from antiphon.store.names import LOCAL_TENANT
 
-LOCAL_TENANT = "local"
 PUBLIC = "(public)"  # blocks of the operator's public prefixes; no tenant can be called so
-_SCOPE_SECRET = "scope-secret"
 
 
 class Tenants:
@@ -31,14 +33,15 @@ class Tenants:
         self._names[scope_tag(PUBLIC_SCOPE)] = PUBLIC
 
     @classmethod
-    def load(cls, environ: Mapping[str, str]) -> Self:
-        """Those of this machine. Raises BadRequest."""
-        maker = ScopeMaker(standing_secret(state_folder(environ) / _SCOPE_SECRET))
-        return cls(maker, {LOCAL_TENANT: LOCAL_TENANT})
+    def load(cls, url: str, secret: bytes) -> Self:
+        """Those of a database. Raises BadRequest, StoreUnavailable."""
+        with database.told(url):
+            ids = asyncio.run(_ids(url))
+        return cls(ScopeMaker(secret), {LOCAL_TENANT: LOCAL_TENANT, **ids})
 
-    def scope_of(self, name: str) -> bytes:
-        """The scope of a request of this tenant that narrows nothing. Raises BadRequest."""
-        return self._maker.scope(self._id(name), cache_salt=None, prompt_cache_key=None)
+    def scope_of(self, name: str, *, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
+        """The scope of a request of this tenant. Raises BadRequest."""
+        return self._maker.scope(self._id(name), cache_salt=cache_salt, prompt_cache_key=prompt_cache_key)
 
     def tag_of(self, name: str) -> bytes:
         """What the keys of its blocks hold. Raises BadRequest."""
@@ -53,3 +56,11 @@ class Tenants:
             known = ", ".join(sorted(self._ids))
             raise BadRequest(f"no tenant {name[:64]!r} is known here; there are {known}")
         return self._ids[name]
+
+
+async def _ids(url: str) -> Mapping[str, str]:
+    opened = await Database.open(url)
+    try:
+        return await KeyStore(opened).tenants()
+    finally:
+        await opened.close()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from antiphon.cli import kvoptions, kvplace
+from antiphon.cli.kvplace import Place
 from antiphon.cli.kvscan import scan_blocks
 from antiphon.cli.options import whole
 from antiphon.kv import codec, mackeys
@@ -49,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; 1 where a block is bad. Raises BadRequest, StoreFault."""
-    url = kvplace.find_store(args, os.environ)
-    match = kvplace.chosen_blocks(args, os.environ)
+    place = Place(args, os.environ)
+    url, match = place.needed_store(), place.match()
     keys = mackeys.load_or_create(kvoptions.key_file(args.kv_key_file, os.environ))
     with open_admin(url) as admin:
         chosen = sample(scan_blocks(admin, match), args.sample, random.SystemRandom())

@@ -36,6 +36,9 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     redis: str | None  # the store's URL
     model: str
     catalogue: str | None
+    database: str | None  # these three: as the command line said
+    scope_secret_file: str | None
+    public_prefix_file: str | None
 
     def write(self, folder: Path) -> None:
         """Let other commands find this run."""

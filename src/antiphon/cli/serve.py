@@ -183,14 +183,17 @@ class _Serve:
         self, gateway: SupervisedCommand, workers: Sequence[SupervisedCommand], store: str
     ) -> None:
         """Let the other commands find this run."""
-        model = self._args.model
+        model, args = self._args.model, self._args
         card = RunCard(
             gateway=gateway.url,
             workers=[worker.url for worker in workers],
             secret_file=str(self._secret_file),
             redis=None if store == kvoptions.NONE else store,
             model=str(Path(model).expanduser().absolute()) if os.sep in model else model,
-            catalogue=None if self._args.catalogue is None else str(self._args.catalogue.absolute()),
+            catalogue=_absolute(args.catalogue),
+            database=args.database,
+            scope_secret_file=_absolute(args.scope_secret_file),
+            public_prefix_file=_absolute(args.public_prefix_file),
         )
         card.write(self._folder)
 
@@ -221,6 +224,10 @@ class _Serve:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _absolute(file: Path | None) -> str | None:
+    return None if file is None else str(file.absolute())
 
 
 def _require_free(host: str, port: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -108,6 +108,12 @@ class KeyStore:
         """Whether there is a key at all; revoked ones count."""
         async with self._database.reading() as connection:
             return (await connection.execute(select(KeyRow.id).limit(1))).first() is not None
+
+    async def tenants(self) -> Mapping[str, str]:
+        """The ids of all tenants, by name."""
+        async with self._database.reading() as connection:
+            rows = await connection.execute(select(TenantRow.name, TenantRow.id))
+            return {name: tenant_id for name, tenant_id in rows}
 
     async def mark_used(self, key_ids: Collection[str], at: datetime.datetime) -> None:
         """Note that these keys were used about then."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli.kvtenants import Tenants
 from antiphon.cli.main import main
 from antiphon.kv.keys import block_key
 from antiphon.kv.redisstore import open_store
+from support.kvpages import local_tag
 from support.kvvalues import NAMESPACE, OTHER_NAMESPACE
 from support.redisserver import RedisServer, redis_cluster, redis_server
 
@@ -29,7 +29,7 @@ class _Person(io.StringIO):
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """The tag of the tenant `local` of a state folder of its own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Tenants.load({"XDG_STATE_HOME": str(tmp_path)}).tag_of("local")
+    return local_tag(tmp_path)
 
 
 @pytest.fixture

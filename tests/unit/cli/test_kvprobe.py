@@ -1,4 +1,4 @@
-"""`antiphon kv probe`: the blocks of a prompt, as gateway and worker derive them, and where they lie."""
+"""`antiphon kv probe` over pages of a worker and a real store."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli.kvprobe import Chain, Found, located
-from antiphon.cli.kvtenants import Tenants
+from antiphon.cli.kvchain import Chain, Prompt
 from antiphon.cli.main import main
-from antiphon.core.blockhash import block_hash, chain_root
-from antiphon.core.kvblock import KvBlock
-from antiphon.kv.codec import BlockCodec
+from antiphon.cli.state import standing_secret, state_folder
+from antiphon.core.scope import ScopeMaker
 from antiphon.worker.kvinfo import KvHeld
 from support.kvpages import SECRET, make_info, worker_pages
-from support.kvvalues import KEYS, NAMESPACE
+from support.kvvalues import NAMESPACE
 from support.redisserver import redis_server
 
 TEXT = "Once upon a time there was a cache."  # 35 tokens of the scripted model's bytes
@@ -35,38 +33,11 @@ def secret_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _chain(tmp_path: Path) -> Chain:
-    scope = Tenants.load({"XDG_STATE_HOME": str(tmp_path)}).scope_of("local")
-    return Chain.of(INFO, scope, list(TEXT.encode()))
-
-
-def test_chain_is_what_a_worker_derives() -> None:
-    """Root, hashes and keys of full blocks; the rest of the prompt has none."""
-    ids, scope = list(range(11)), b"s" * 32
-    chain = Chain.of(INFO, scope, ids)
-    parent = chain_root(NAMESPACE, scope)
-    codec = BlockCodec(NAMESPACE, KEYS)
-    assert len(chain.hashes) == 2
-    for index in range(2):
-        part = tuple(ids[4 * index : 4 * index + 4])
-        parent = block_hash(parent, part)
-        assert chain.hashes[index] == parent.hex()
-        assert chain.keys[index] == codec.key(KvBlock(parent, index, part, scope))
-
-
-def test_chain_of_a_short_prompt_is_empty() -> None:
-    """No full block, nothing to find."""
-    assert Chain.of(INFO, b"s" * 32, [1, 2, 3]) == Chain([], [])
-
-
-def test_block_has_all_of_its_places_nearest_first() -> None:
-    """Engines, host tiers, the store; a block that is nowhere has none."""
-    held = {"w1": KvHeld(engine=["a"], host=["a", "b"]), "w2": KvHeld(engine=["a"], host=[])}
-    assert list(located(["a", "b", "c", "d"], held, [True, False, True, False])) == [
-        Found(0, "a", ["engine@w1", "engine@w2", "host@w1", "redis"]),
-        Found(1, "b", ["host@w1"]),
-        Found(2, "c", ["redis"]),
-        Found(3, "d", []),
-    ]
+    """Of TEXT, as a request without a key has it."""
+    state = state_folder({"XDG_STATE_HOME": str(tmp_path)})
+    maker = ScopeMaker(standing_secret(state / "scope-secret"))
+    scope = maker.scope("local", cache_salt=None, prompt_cache_key=None)
+    return Chain.of(INFO, Prompt(list(TEXT.encode())), scope)
 
 
 def test_probe_finds_blocks_in_worker_and_store(

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.kvstats import Group, grouped
-from antiphon.cli.kvtenants import Tenants
 from antiphon.cli.main import main
 from antiphon.core.blockhash import PUBLIC_SCOPE
 from antiphon.kv.keys import BlockKey, block_key, scope_tag
-from support.kvpages import SECRET, make_info, worker_pages
+from support.kvpages import SECRET, local_tag, make_info, worker_pages
 from support.kvvalues import NAMESPACE, OTHER_NAMESPACE
 from support.redisserver import redis_server
 
@@ -60,7 +59,7 @@ def test_report_names_tenants_and_hit_rates(
     secret_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A person reads whose blocks there are and what share of prompts was found where."""
-    local = Tenants.load({"XDG_STATE_HOME": str(tmp_path)}).tag_of("local")
+    local = local_tag(tmp_path)
     keys = [(local, 1), (local, 2), (scope_tag(PUBLIC_SCOPE), 3), (STRANGER, 4)]
     values = {block_key(NAMESPACE, tag, bytes([number]) * 32): bytes(2**20) for tag, number in keys}
     with redis_server(unix=True) as server, worker_pages(make_info()) as url:

@@ -56,6 +56,9 @@ def _card(redis: str | None = None) -> RunCard:
         redis=redis,
         model="scripted",
         catalogue=None,
+        database=None,
+        scope_secret_file=None,
+        public_prefix_file=None,
     )
 
 

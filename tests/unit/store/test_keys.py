@@ -109,6 +109,15 @@ async def test_use_is_noted(keys: KeyStore) -> None:
     await keys.mark_used([], at)
 
 
+async def test_tenants_are_listed_with_their_ids(keys: KeyStore) -> None:
+    """By name; a tenant is there once, however many keys it has."""
+    made = [await keys.create(tenant, "key") for tenant in ("acme", "zeta", "acme")]
+    owners = [await keys.owner(_digest(text)) for _, text in made]
+    tenants = await keys.tenants()
+    assert {owner.tenant: owner.tenant_id for owner in owners if owner is not None}.items() <= tenants.items()
+    assert {"acme", "zeta"} <= tenants.keys()
+
+
 async def test_tenant_is_made_once(keys: KeyStore) -> None:
     """Keys created at the same time for a new tenant all belong to the one tenant."""
     created = await asyncio.gather(*(keys.create("acme", "k") for _ in range(8)))
