@@ -17,8 +17,10 @@ from bench import (
     docs,
     engine,
     gateway,
+    kv_evict,
     kv_resume,
     kv_share,
+    kv_slow_redis,
     kv_write,
     peers,
     report,
@@ -46,6 +48,8 @@ _BENCHES = {
     "scheduler": "the engine's own time a step as the batch grows",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
+    "kv-evict": "what a full Redis holds of chains, our TTLs against LRU",
+    "kv-slow-redis": "what a slow or dead Redis costs a request, and how soon it is used again",
     "kv-write": "what writing KV behind costs the answers being made",
 }
 
@@ -138,6 +142,12 @@ async def _kv_bench(name: str, *, is_quick: bool) -> Run:
     if name == "kv-resume":
         chats = kv_resume.Settings.quick() if is_quick else kv_resume.Settings()
         return await kv_resume.ResumeBench(chats, chats.chats()).run(is_quick=is_quick)
+    if name == "kv-evict":
+        turns = kv_evict.Settings.quick() if is_quick else kv_evict.Settings()
+        return await kv_evict.run(turns, is_quick=is_quick)
+    if name == "kv-slow-redis":
+        faults = kv_slow_redis.Settings.quick() if is_quick else kv_slow_redis.Settings()
+        return await kv_slow_redis.run(faults, is_quick=is_quick)
     if name == "kv-share":
         shares = kv_share.Settings.quick() if is_quick else kv_share.Settings()
         return await kv_share.run(shares, is_quick=is_quick)

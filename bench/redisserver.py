@@ -20,6 +20,14 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """What a full server throws away, and how many keys it compares for it."""
+
+    policy: str = "volatile-ttl"
+    samples: int = 64
+
+
+@dataclass(frozen=True, slots=True)
 class RedisServer:
     """A running server on a unix socket."""
 
@@ -35,6 +43,11 @@ class RedisServer:
         with _client(self.socket) as client:
             return int(client.dbsize())
 
+    def keys(self) -> set[str]:
+        """All of them."""
+        with _client(self.socket) as client:
+            return {key.decode() for key in client.keys("*")}
+
     def used_bytes(self) -> int:
         """Memory that data takes."""
         with _client(self.socket) as client:
@@ -42,7 +55,7 @@ class RedisServer:
 
 
 @asynccontextmanager
-async def redis_server(maxmemory_mib: int) -> AsyncIterator[RedisServer]:
+async def redis_server(maxmemory_mib: int, eviction: Eviction = Eviction()) -> AsyncIterator[RedisServer]:
     """An empty server that evicts and never writes to disk. Raises BenchFault where none is installed."""
     with TemporaryDirectory(prefix="antiphon-bench-") as name:
         socket = Path(name) / "redis.sock"
@@ -56,7 +69,8 @@ async def redis_server(maxmemory_mib: int) -> AsyncIterator[RedisServer]:
 
         argv = [_binary(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         argv += ["--dir", name, "--save", "", "--appendonly", "no"]
-        argv += ["--maxmemory", f"{maxmemory_mib}mb", "--maxmemory-policy", "volatile-ttl"]
+        argv += ["--maxmemory", f"{maxmemory_mib}mb", "--maxmemory-policy", eviction.policy]
+        argv += ["--maxmemory-samples", str(eviction.samples)]
         command = Command("redis-server", argv, f"unix://{socket}", "", probe=answers)
         async with running(command) as server:
             yield RedisServer(server, socket)

@@ -55,6 +55,7 @@ class KvCacheSettings:
     block_tokens: int
     block_bytes: int  # of a payload
     host: HostSettings
+    most_fetch_bytes: int = 512 * 2**20  # under way at a time; what does not fit is computed
     writer: WriterSettings = field(default_factory=WriterSettings)
     gate: GateSettings = field(default_factory=GateSettings)
     ttl: TtlPolicy = field(default_factory=TtlPolicy)
@@ -96,7 +97,9 @@ class KvCache:
         if remote is not None:
             alarm = Alarm(tell, clock)
             parts = RemoteParts(*remote, self._gate, self._lock, self._host, self.directory, alarm, clock)
-            fetch = FetchSettings(settings.block_tokens, settings.block_bytes)
+            fetch = FetchSettings(
+                settings.block_tokens, settings.block_bytes, most_bytes=settings.most_fetch_bytes
+            )
             self._remote = Remote(parts, fetch, settings.writer, settings.ttl)
 
     def begin(self, prefix: Prefix, deliver: Deliver) -> None:

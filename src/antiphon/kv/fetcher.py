@@ -291,6 +291,8 @@ class Fetcher:
             self._gate.observe_cut(num_asked * self._settings.block_bytes, got.num_bytes, got.seconds)
         elif is_news and self._is_fair(timeout_s):
             self._blame(num_asked, got.seconds)
+        if not self._breaker.is_closed:
+            self._tick.notify()  # a probe will be due
 
     def _count(self, got: _Got) -> None:
         counts = self._counts

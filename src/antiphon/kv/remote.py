@@ -55,6 +55,7 @@ class Remote:
         self._parts = parts
         self._bad_values: Counter[BadValueReason] = Counter()
         self._bad_lock = threading.Lock()
+        self._is_closing = False
         jitter = random.random
         self._reads, self._writes = Breaker(_READS, jitter), Breaker(_WRITES, jitter)
         self.writer = Writer(
@@ -69,6 +70,7 @@ class Remote:
 
     def close(self) -> None:
         """End the threads and the store's connections."""
+        self._is_closing = True
         self._parts.store.close()
         self.fetcher.close()
         self.writer.close()
@@ -86,7 +88,8 @@ class Remote:
         self._parts.alarm.ring("bad_value", f"{reason.value} of {self._parts.codec.key(block)}")
 
     def failed(self, fault: StoreFault) -> None:
-        self._parts.alarm.ring(fault.kind.value, fault.detail)
+        if not self._is_closing:  # calls that we end ourselves are no news
+            self._parts.alarm.ring(fault.kind.value, fault.detail)
 
     def _stored(self, block: KvBlock) -> None:
         self._parts.directory.record(Change.STORED, Tier.STORE, [block.hash])
