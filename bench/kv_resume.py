@@ -43,8 +43,8 @@ class Settings:
     model: str = "smollm2"
     num_chats: int = 20
     num_turns: int = 6
-    first_tokens: tuple[int, int] = (1000, 2400)
-    paired_every: int = 5  # one chat of so many is also computed anew, and asked without a kill
+    first_tokens: tuple[int, int] = (1000, 2000)
+    paired_every: int = 10  # one chat of so many is also computed anew, and asked without a kill
     block_tokens: int = 32
     context_tokens: int = 4096
     num_streams: int = 4

@@ -34,12 +34,12 @@ class Settings:
 
     model: str = "smollm2"
     num_pairs: int = 2
-    num_chats: int = 12
+    num_chats: int = 8
     num_turns: int = 5
     first_tokens: int = 500
     num_lanes: int = 4
     context_tokens: int = 2048
-    kv_tokens: int = 16384
+    kv_tokens: int = 12288
     redis_mib: int = 2048
     host_mib: int = 256  # of each worker, with Redis or without
     think_s: float = 0.3  # between the workers

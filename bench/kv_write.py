@@ -35,7 +35,7 @@ class Settings:
     """Sizes of the bench."""
 
     model: str = "smollm2"
-    num_pairs: int = 14
+    num_pairs: int = 12
     num_streams: int = 8
     prompt_tokens: int = 150
     answer_tokens: int = 64
