@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from antiphon.core.clock import VirtualClock
+from antiphon.core.clock import VirtualClock, WallClock
 from antiphon.core.generation import Generation, StepOutput, Terminal
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Chunk
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
 from antiphon.obs.log import configure_logging
+from antiphon.worker import enginethread
 from antiphon.worker.enginethread import EngineThread, StepNews
+from support.kvtier import PuppetTier
 
 Make = Callable[..., Generation]
 
@@ -137,3 +139,76 @@ async def test_stop_ends_what_runs(thread: EngineThread, make_generation: Make) 
     await heard.something()
     await thread.stop()
     assert (await heard.ended("a")).finish is Terminal.ABORTED
+
+
+PROMPT = [i % 200 for i in range(70)]  # four full blocks and some
+
+
+def build_for_tiers() -> Engine:
+    runner = ScriptedRunner(SCRIPTS["babble"], ScriptedSettings(context_tokens=4096))
+    return Engine(runner, EngineSettings(num_blocks=300, checkpoint_blocks=2), WallClock())
+
+
+@pytest.fixture
+def timely(monkeypatch: pytest.MonkeyPatch) -> EngineThread:
+    """A thread on the wall clock that looks around by itself far too seldom for any test."""
+    monkeypatch.setattr(enginethread, "_IDLE_WAIT_S", 1000.0)
+    return EngineThread(WallClock(), configure_logging(level="critical"))
+
+
+async def test_a_delivery_wakes_the_thread(timely: EngineThread, make_generation: Make) -> None:
+    """From whatever thread it comes; until then the thread sleeps."""
+    heard, tier = Heard(), PuppetTier()
+    await timely.start(build_for_tiers, heard.take)
+    timely.attach(tier)
+    timely.submit(make_generation("g", PROMPT))
+    await timely.held_hashes()
+    assert heard.outputs == []
+    await asyncio.to_thread(tier.deliver, "g")
+    assert (await heard.ended("g")).finish is Terminal.LENGTH
+    await timely.stop()
+
+
+async def test_a_held_answer_ends_in_time(timely: EngineThread, make_generation: Make) -> None:
+    """The thread wakes for a deadline though nothing comes and nothing runs."""
+    heard = Heard()
+    await timely.start(build_for_tiers, heard.take)
+    timely.attach(PuppetTier())
+    timely.submit(make_generation("g", PROMPT, timeout_s=0.05))
+    assert (await heard.ended("g")).finish is Terminal.DEADLINE
+    await timely.stop()
+
+
+async def test_outputs_leave_before_blocks_are_copied(timely: EngineThread, make_generation: Make) -> None:
+    """A tier that takes its time holds up the next step, never the token that is there."""
+    heard = Heard()
+    has_spoken = threading.Event()
+    waits: list[bool] = []
+    tier = PuppetTier(on_keep=lambda: waits.append(has_spoken.wait(5)))
+    await timely.start(build_for_tiers, heard.take)
+    timely.attach(tier)
+    timely.submit(make_generation("g", PROMPT))
+    await timely.held_hashes()
+    tier.deliver("g")
+    await heard.something()
+    has_spoken.set()
+    await heard.ended("g")
+    await timely.stop()
+    assert waits
+    assert all(waits)
+
+
+async def test_stopping_saves_what_was_computed(timely: EngineThread, make_generation: Make) -> None:
+    """The blocks of an answer that is cut off are kept, so that it can be carried on elsewhere."""
+    heard, tier = Heard(), PuppetTier()
+    await timely.start(build_for_tiers, heard.take)
+    timely.attach(tier)
+    timely.submit(make_generation("g", PROMPT, max_tokens=4000))
+    await timely.held_hashes()
+    tier.deliver("g")
+    await heard.something()
+    await timely.stop()
+    end = await heard.ended("g")
+    assert end.finish is Terminal.ABORTED
+    num_full = (len(PROMPT) + end.position - 1) // 16
+    assert [block.index for block, _ in tier.kept] == list(range(num_full))

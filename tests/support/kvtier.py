@@ -1,0 +1,66 @@
+"""A KV tier that does as it is told and remembers what it was asked, for tests of the worker's bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from antiphon.core.generation import KvReport
+from antiphon.core.kvblock import KvBlock, Prefix, Tier
+from antiphon.worker.kvbridge import Delivery
+
+Arrivals = list[tuple[KvBlock, bytes | memoryview, Tier]]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A delivery."""
+
+    generation: str
+    blocks: Arrivals
+    report: KvReport = field(default_factory=lambda: KvReport(decision="fetched"))
+
+
+@dataclass
+class PuppetTier:
+    """Implements `KvTier`. `broken`: the method that raises. What is begun waits for `deliver`."""
+
+    broken: str = ""
+    unwanted: set[int] = field(default_factory=set)  # block indices
+    begun: dict[str, tuple[Prefix, Callable[[Delivery], None]]] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    kept: list[tuple[KvBlock, bytes]] = field(default_factory=list)
+    prefills: list[tuple[int, float]] = field(default_factory=list)
+    num_calls: int = 0
+    on_keep: Callable[[], None] = lambda: None
+
+    def begin(self, prefix: Prefix, deliver: Callable[[Delivery], None]) -> None:
+        self._enter("begin")
+        self.begun[prefix.generation] = (prefix, deliver)
+
+    def cancel(self, generation: str) -> None:
+        self._enter("cancel")
+        self.cancelled.append(generation)
+
+    def wants(self, block: KvBlock) -> bool:
+        self._enter("wants")
+        return block.index not in self.unwanted
+
+    def keep(self, blocks: Sequence[tuple[KvBlock, bytes]]) -> None:
+        self._enter("keep")
+        self.on_keep()
+        self.kept += blocks
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        self._enter("observe_prefill")
+        self.prefills.append((num_tokens, seconds))
+
+    def deliver(self, generation: str, blocks: Arrivals | None = None) -> None:
+        """Answer a `begin` with these blocks."""
+        _, deliver = self.begun[generation]
+        deliver(Parcel(generation, blocks or []))
+
+    def _enter(self, method: str) -> None:
+        self.num_calls += 1
+        if method == self.broken:
+            raise RuntimeError("planted")
