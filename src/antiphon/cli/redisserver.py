@@ -110,7 +110,7 @@ class RedisServer:
             "appendonly": "no",
             "maxmemory": str(self._settings.memory_bytes),
             "maxmemory-policy": "volatile-ttl",
-            "maxmemory-samples": "10",
+            "maxmemory-samples": "64",
             "maxmemory-clients": "5%",  # many large replies at once must not push the blocks out
             "loglevel": "warning",
             "logfile": "",

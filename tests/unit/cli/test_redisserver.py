@@ -128,7 +128,7 @@ async def test_server_runs_as_a_cache(folder: Path) -> None:
                 "appendonly": "no",
                 "maxmemory": str(64 * 2**20),
                 "maxmemory-policy": "volatile-ttl",
-                "maxmemory-samples": "10",
+                "maxmemory-samples": "64",
                 "maxmemory-clients": "5%",
             }
             assert {name: client.config_get(name)[name] for name in wanted} == wanted
