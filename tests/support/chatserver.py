@@ -19,6 +19,8 @@ class ChatServer:
     chunks: Sequence[bytes] = ()
     is_endless: bool = False  # says the last chunk until the client leaves
     requests: list[dict[str, object]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+    models_status: int = 200
     client_left: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -36,11 +38,13 @@ def serving(chat: ChatServer) -> Iterator[ChatServer]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            chat.authorizations.append(self.headers["authorization"])
+            self.send_response(chat.models_status)
             self.end_headers()
             self.wfile.write(chat.models)
 
         def do_POST(self) -> None:
+            chat.authorizations.append(self.headers["authorization"])
             chat.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             self.send_response(chat.status)
             self.end_headers()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import sys
 
 from antiphon.cli import options
@@ -32,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--url", default=f"http://{options.LOOPBACK}:{options.PORT}", help="where Antiphon serves"
     )
+    made.add_argument(
+        "--key",
+        metavar="KEY",
+        help="key to call with; others on this machine may see it here (default: $ANTIPHON_API_KEY)",
+    )
     made.add_argument("--model", metavar="NAME", help="model to talk to (default: the server's first)")
     made.add_argument("--system", metavar="TEXT", help="system prompt")
     made.add_argument(
@@ -45,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves; 1 when the server refused a question from stdin. Raises BadRequest."""
-    with Conversation(args.url, args.temperature) as conversation:
+    key = args.key if args.key is not None else os.environ.get("ANTIPHON_API_KEY")
+    with Conversation(args.url, args.temperature, key) as conversation:
         conversation.choose_model(args.model)
         conversation.system = args.system
         if sys.stdin.isatty():

@@ -56,7 +56,7 @@ class _Models(msgspec.Struct, frozen=True):
 class Conversation:
     """What was said so far, and with whom."""
 
-    def __init__(self, url: str, temperature: float | None) -> None:
+    def __init__(self, url: str, temperature: float | None, key: str | None = None) -> None:
         self.model = ""
         self.system: str | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -64,10 +64,15 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
         if not self._url.startswith(("http://", "https://")):
             raise BadRequest(f"--url {url}: write http://HOST:PORT")
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise BadRequest("the key is none: keys are printable ASCII characters without spaces")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
         try:
             # No proxy of the environment: what is said to a server on this machine stays on it.
-            self._client = httpx2.Client(base_url=self._url, timeout=timeout, trust_env=False)
+            self._client = httpx2.Client(
+                base_url=self._url, timeout=timeout, headers=headers, trust_env=False
+            )
         except httpx2.InvalidURL as error:
             raise BadRequest(f"--url {url}: {error}") from error
 
@@ -86,6 +91,8 @@ class Conversation:
             response.raise_for_status()
             names = [card.id for card in msgspec.json.decode(response.content, type=_Models).data]
         except httpx2.HTTPStatusError as error:
+            if error.response.status_code == 401:
+                raise BadRequest(f"{self._url} wants a good key: set ANTIPHON_API_KEY") from error
             raise BadRequest(f"{self._url} answered {error.response.status_code}: is it Antiphon?") from error
         except msgspec.DecodeError as error:
             raise BadRequest(f"{self._url} does not speak OpenAI's API") from error

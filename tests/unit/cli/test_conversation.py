@@ -160,3 +160,31 @@ def test_url_that_is_none_is_said(url: str) -> None:
     """A wrong --url is a bad argument."""
     with pytest.raises(BadRequest, match="--url"):
         Conversation(url, None)
+
+
+def test_key_is_sent_with_every_request() -> None:
+    """As a bearer; without one there is no such header."""
+    with serving(ChatServer(chunks=says("x"))) as chat:
+        for key in ("sk-antiphon-x", None, ""):
+            with Conversation(chat.url, None, key) as conversation:
+                conversation.choose_model(None)
+                list(conversation.ask("Hi"))
+        assert chat.authorizations == ["Bearer sk-antiphon-x"] * 2 + [None] * 4
+
+
+def test_missing_key_is_said() -> None:
+    """A server that wants a key is no stranger; the line says where the key goes."""
+    with (
+        serving(ChatServer(models_status=401)) as chat,
+        Conversation(chat.url, None) as conversation,
+        pytest.raises(BadRequest, match="set ANTIPHON_API_KEY"),
+    ):
+        conversation.choose_model(None)
+
+
+@pytest.mark.parametrize("key", ["a b", "a\nb", "clé", "\x1b"])
+def test_key_that_cannot_be_sent(key: str) -> None:
+    """Refused without being repeated."""
+    with pytest.raises(BadRequest, match="the key is none") as caught:
+        Conversation("http://127.0.0.1:1", None, key)
+    assert key not in caught.value.message
