@@ -35,7 +35,8 @@ class Settings:
     """Sizes of the bench."""
 
     model: str = "smollm2"
-    num_pairs: int = 12
+    num_pairs: int = 10
+    threads: int | None = 1  # of the engines; where several wait for each other they spin: CPU time too
     num_streams: int = 8
     prompt_tokens: int = 150
     answer_tokens: int = 64
@@ -120,7 +121,9 @@ async def run(settings: Settings, *, is_quick: bool) -> Run:
 @asynccontextmanager
 async def _sides(settings: Settings) -> AsyncIterator[tuple[Side, Side]]:
     """The writing worker and the other one, both ready."""
-    shape = Shape(num_streams=settings.num_streams, context_tokens=settings.context_tokens, threads=None)
+    shape = Shape(
+        num_streams=settings.num_streams, context_tokens=settings.context_tokens, threads=settings.threads
+    )
     async with AsyncExitStack() as stack:
         fleet = stack.enter_context(commands.fleet(settings.model))
         store = await stack.enter_async_context(redis_server(settings.redis_mib))
