@@ -117,7 +117,7 @@ class KvReport(msgspec.Struct, frozen=True, array_like=True):
     """Where the KV of a prompt's full blocks came from, in blocks, and what fetching them cost.
 
     `decision` is one of: none (all was there), fetched, missed (the store had none), slower (computing
-    was expected to be faster), late, fault, open_breaker, no_store.
+    was expected to be faster), busy (too much under way), late, fault, open_breaker, no_store.
     """
 
     num_local: int = 0

@@ -129,7 +129,7 @@ class KvMetrics:
         )
         self.decisions = Counter(
             "antiphon_kv_decisions",
-            "Prompts by what was decided about the store: none, fetched, missed, slower, late, fault, "
+            "Prompts by what was decided about the store: none, fetched, missed, slower, busy, late, fault, "
             "open_breaker, no_store.",
             ["decision"],
             registry=registry,
