@@ -34,6 +34,7 @@ class Caller:
 
 
 LOCAL = Caller(LOCAL_TENANT, LOCAL_TENANT)
+_NO_KEY = "?"  # presented in another way than ours: never a good key, but not nothing either
 
 
 class Callers:
@@ -86,9 +87,9 @@ def _presented(scope: Scope) -> str:
     """The key in the Authorization header; empty where there is none."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     values = [value.decode("latin-1").strip() for name, value in headers if name == b"authorization"]
-    if not values:
+    if not any(values):
         return ""
     scheme, _, key = values[0].partition(" ")
     if len(values) == 1 and scheme.lower() == "bearer":
         return key.strip()
-    return ", ".join(values)  # no key of ours, but not nothing
+    return _NO_KEY

@@ -1,0 +1,157 @@
+"""Who may call: the whole table of gateway/callers.py, line by line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Scope
+
+from antiphon.core.errors import AntiphonError, BadRequest, StoreUnavailable, Unauthorized
+from antiphon.gateway.callers import LOCAL, Caller, Callers, is_loopback, require_guard
+from antiphon.store.keys import KeyOwner
+
+GOOD, REVOKED, OTHER = b"Bearer good", b"Bearer revoked", b"Bearer other"
+ACME = Caller("tenant_1", "acme", "key_1")
+OWNERS = {
+    "good": KeyOwner("key_1", "tenant_1", "acme", False),
+    "revoked": KeyOwner("key_2", "tenant_1", "acme", True),
+}
+
+
+class Ring:
+    """What is known of keys; `has_keys` None: the database does not answer."""
+
+    def __init__(self, has_keys: bool | None) -> None:
+        self._has_keys = has_keys
+
+    @property
+    def has_keys(self) -> bool:
+        if self._has_keys is None:
+            raise StoreUnavailable("words", detail="d")
+        return self._has_keys
+
+    async def owner(self, key: str) -> KeyOwner | None:
+        return OWNERS.get(key) if self.has_keys else None
+
+
+def _scope(*authorizations: bytes) -> Scope:
+    headers = [(b"host", b"x"), *((b"authorization", value) for value in authorizations)]
+    return {"type": "http", "headers": headers}
+
+
+async def _identified(loopback: bool, has_keys: bool | None, *authorizations: bytes) -> object:
+    callers = Callers(Ring(has_keys), is_loopback=loopback)  # type: ignore[arg-type]  # a ring by its shape
+    try:
+        return await callers.identify(_scope(*authorizations))
+    except AntiphonError as error:
+        return type(error)
+
+
+TABLE = [
+    # loopback, keys exist, header, who it is
+    (True, False, None, LOCAL),
+    (True, False, OTHER, LOCAL),
+    (True, True, None, LOCAL),
+    (True, True, GOOD, ACME),
+    (True, True, OTHER, Unauthorized),
+    (True, True, REVOKED, Unauthorized),
+    (True, None, None, LOCAL),
+    (True, None, GOOD, StoreUnavailable),
+    (True, None, OTHER, StoreUnavailable),
+    (False, True, None, Unauthorized),
+    (False, True, GOOD, ACME),
+    (False, True, OTHER, Unauthorized),
+    (False, True, REVOKED, Unauthorized),
+    (False, False, None, LOCAL),  # behind a proxy: else the gateway does not start
+    (False, False, OTHER, LOCAL),
+    (False, None, None, StoreUnavailable),
+    (False, None, GOOD, StoreUnavailable),
+]
+
+
+@pytest.mark.parametrize(("loopback", "has_keys", "header", "expected"), TABLE)
+async def test_table(loopback: bool, has_keys: bool | None, header: bytes | None, expected: object) -> None:
+    """Each combination of address, keys and header has its one answer."""
+    assert await _identified(loopback, has_keys, *([] if header is None else [header])) == expected
+
+
+@pytest.mark.parametrize("header", [b"bearer good", b"BEARER good", b"Bearer   good", b" Bearer good "])
+async def test_spellings_of_bearer(header: bytes) -> None:
+    """The scheme's case and spaces around do not matter."""
+    assert await _identified(False, True, header) == ACME
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"bearer   "])
+async def test_empty_is_none(header: bytes) -> None:
+    """SDKs with an empty key send the scheme alone: no key is no key."""
+    assert (await _identified(True, True, header), await _identified(False, True, header)) == (
+        LOCAL,
+        Unauthorized,
+    )
+
+
+@pytest.mark.parametrize(
+    "header", [b"good", b"Basic good", b"Bearer good, good", b"Bearer go\xffd", b"Token good"]
+)
+async def test_other_schemes_are_wrong_keys(header: bytes) -> None:
+    """What is presented and is no good key is refused, on loopback too once there are keys."""
+    assert await _identified(True, True, header) == Unauthorized
+
+
+async def test_two_headers_are_a_wrong_key() -> None:
+    """Who reads which of two would be chance."""
+    assert await _identified(True, True, GOOD, GOOD) == Unauthorized
+    assert await _identified(True, True, OTHER, GOOD) == Unauthorized
+
+
+@given(st.binary(max_size=60))
+async def test_nothing_but_a_good_key_is_a_tenant(header: bytes) -> None:
+    """Whatever a header holds, it is no tenant's unless it is its key, and never a fault."""
+    assert await _identified(False, True, header) in (
+        Unauthorized,
+        ACME if b"good" in header else Unauthorized,
+    )
+
+
+async def test_wrong_keys_hear_the_same() -> None:
+    """A revoked and an unknown key cannot be told apart, and no answer repeats a key."""
+    messages = set()
+    for header in (OTHER, REVOKED, b"Basic abc"):
+        with pytest.raises(Unauthorized) as caught:
+            await Callers(Ring(True), is_loopback=True).identify(_scope(header))  # type: ignore[arg-type]  # as above
+        messages.add(caught.value.message)
+    (message,) = messages
+    assert not any(word in message for word in ("other", "revoked", "abc"))
+
+
+LOOPBACK = ["127.0.0.1", "127.0.0.2", "::1", "localhost"]
+REACHED = [
+    "0.0.0.0",
+    "::",
+    "",
+    "192.168.1.4",
+    "example.org",
+    "127.0.0.1.example.org",
+    "localhost.example.org",
+]
+
+
+def test_what_is_loopback() -> None:
+    """Addresses that only this machine reaches, and names only where they can mean nothing else."""
+    assert [host for host in LOOPBACK + REACHED if is_loopback(host)] == LOOPBACK
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_no_guard(host: str) -> None:
+    """Addresses that only this machine reaches are free to use."""
+    require_guard(host, has_keys=False, behind_proxy=False)
+
+
+@pytest.mark.parametrize("host", REACHED)
+def test_other_hosts_need_a_guard(host: str) -> None:
+    """Keys, or the operator's word that somebody else checks; the refusal names both ways."""
+    with pytest.raises(BadRequest, match=r"antiphon keys create.*--behind-proxy"):
+        require_guard(host, has_keys=False, behind_proxy=False)
+    require_guard(host, has_keys=True, behind_proxy=False)
+    require_guard(host, has_keys=False, behind_proxy=True)
