@@ -263,7 +263,7 @@ async def _worker(settings: Settings, url: str | None) -> AsyncIterator[Worker]:
     num_blocks = 2 * (settings.prompt_tokens // 16 + 2)
 
     def build() -> Engine:
-        sizes = EngineSettings(num_blocks=num_blocks, namespace=_NAMESPACE)
+        sizes = EngineSettings(num_blocks=num_blocks, namespace=_NAMESPACE, checkpoint_blocks=8)
         return Engine(PaddedRunner(settings), sizes, clock)
 
     await thread.start(build, worker.deliver)

@@ -7,7 +7,7 @@ the fetch threads; a payload is handed on only after the codec has proven it; by
 `most_bytes` (a longer run is cut to what fits).
 
 While the breaker is open, or the gate said no, the store is measured off the request path: a ping, and
-the first block that was refused. So no request pays for finding out that the store healed.
+the first blocks that were wanted. So no request pays for finding out that the store healed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from antiphon.core.clock import Clock
 from antiphon.core.kvblock import KvBlock
 from antiphon.kv.breaker import Breaker
-from antiphon.kv.codec import BadValue, BadValueReason, BlockCodec
+from antiphon.kv.codec import BlockCodec
 from antiphon.kv.flights import Flights, Job, Outcome, Waiter
 from antiphon.kv.gate import Ask, Gate
-from antiphon.kv.hosttier import Payload
 from antiphon.kv.probing import ProbePlan
+from antiphon.kv.provenreader import FetchHooks, Got, ProvenReader
 from antiphon.kv.store import BlockStore, FaultKind, StoreFault
 
 _PROBE_TIMEOUT_S = 0.75
+_PROBE_BYTES = 2 * 2**20
 _GRACE = 0.125  # of the patience: what came by then can still be used by the deadline
 _CLOSE_S = 2.0
 
@@ -45,26 +45,6 @@ class FetchSettings:
     most_waiters: int = 256
 
 
-class FetchHooks(Protocol):
-    """What the rest of the cache does about a fetch. Called on fetch threads, without the lock."""
-
-    def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
-        """Proven blocks came."""
-        ...
-
-    def missed(self, blocks: Sequence[KvBlock]) -> None:
-        """The store does not have the first of these; nobody looked for the others, which follow it."""
-        ...
-
-    def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
-        """What lies under its key is not it."""
-        ...
-
-    def failed(self, fault: StoreFault) -> None:
-        """A call failed."""
-        ...
-
-
 @dataclass(slots=True)
 class FetchCounts:
     """Totals since the start."""
@@ -75,29 +55,6 @@ class FetchCounts:
     seconds: float = 0.0  # fetch threads' time in store and codec
     num_probes: int = 0
     faults: Counter[FaultKind] = field(default_factory=Counter)  # calls
-
-
-@dataclass(frozen=True, slots=True)
-class _Got:
-    """What one call to the store brought: the proven blocks before the first miss."""
-
-    blocks: Sequence[KvBlock]  # asked for
-    payloads: list[Payload]
-    fault: StoreFault | None
-    seconds: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(payload) for payload in self.payloads)
-
-    @property
-    def end(self) -> Outcome | None:
-        """Why nothing can follow; None where something can."""
-        if len(self.payloads) == len(self.blocks):
-            return None
-        if self.fault is None:
-            return Outcome.MISSED
-        return Outcome.LATE if self.fault.kind is FaultKind.TIMEOUT else Outcome.FAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +73,8 @@ class Fetcher:
     """`start` and `cancel` from any thread; `close` once."""
 
     def __init__(self, parts: FetcherParts, hooks: FetchHooks, settings: FetchSettings) -> None:
-        self._store, self._codec = parts.store, parts.codec
+        self._store = parts.store
+        self._reader = ProvenReader(parts.store, parts.codec, parts.clock, hooks)
         self._gate, self._breaker = parts.gate, parts.breaker
         self._clock = parts.clock
         self._hooks = hooks
@@ -153,7 +111,7 @@ class Fetcher:
             if refusal is not None:
                 self._plan_probe(blocks, now)
                 return refusal
-            self._probes.block = blocks[0]
+            self._probes.blocks = self._sample(blocks)
             patience_s = self._gate.settings.patience_s
             block_s = self._gate.compute_s(self._settings.block_tokens)
             waiter = Waiter(generation, fitting, now, patience_s, block_s, done)
@@ -212,9 +170,13 @@ class Fetcher:
     def _plan_probe(self, refused: Sequence[KvBlock], now: float) -> None:
         """Measure the store with what was refused, where that could change the answer."""
         if self._gate.hopes(self._ask(refused)):
-            self._probes.block = refused[0]
+            self._probes.blocks = self._sample(refused)
             self._probes.refuse(now)
             self._tick.notify()
+
+    def _sample(self, blocks: Sequence[KvBlock]) -> Sequence[KvBlock]:
+        """So many of them that fetching them says something about the store."""
+        return blocks[: max(1, _PROBE_BYTES // self._settings.block_bytes)]
 
     def _fetch(self) -> None:
         while True:
@@ -234,7 +196,7 @@ class Fetcher:
             _tell(waiters)
             if end is not None:
                 return
-            got = self._get(blocks, left_s)
+            got = self._reader.get(blocks, left_s)
             with self._lock:
                 self._learn(job, got, left_s)
                 waiters = self._flights.land(job, got.payloads, got.end)
@@ -255,27 +217,7 @@ class Fetcher:
         job.asked_s = now
         return job.blocks[job.num_landed : job.num_landed + size], left_s, None
 
-    def _get(self, blocks: Sequence[KvBlock], timeout_s: float) -> _Got:
-        """Ask the store and prove what it gave. What was learnt of single blocks goes to the hooks."""
-        started_s = self._clock.now()
-        run = self._store.get_run([self._codec.key(block) for block in blocks], timeout_s)
-        payloads: list[Payload] = []
-        for block, value in zip(blocks, run.values, strict=True):
-            if value is None:
-                break
-            try:
-                payloads.append(self._codec.decode(block, value))
-            except BadValue as bad:
-                self._hooks.spoiled(block, bad.reason)
-                break
-        got = _Got(blocks, payloads, run.fault, self._clock.now() - started_s)
-        if payloads:
-            self._hooks.landed(list(zip(blocks, payloads, strict=False)))
-        if run.fault is not None:
-            self._hooks.failed(run.fault)
-        return got
-
-    def _learn(self, job: Job, got: _Got, timeout_s: float) -> None:
+    def _learn(self, job: Job, got: Got, timeout_s: float) -> None:
         """Account for one call: counts, gate, breaker."""
         is_news = job.asked_s is not None  # else its silence was held against the store already
         job.asked_s = None
@@ -286,15 +228,12 @@ class Fetcher:
             self._gate.observe_fetch(num_asked, num_got, got.num_bytes, got.seconds)
         elif got.fault.kind is not FaultKind.TIMEOUT:
             self._breaker.fail(self._clock.now(), got.fault.kind)
-        elif num_got:
-            self._breaker.succeed()
-            self._gate.observe_cut(num_asked * self._settings.block_bytes, got.num_bytes, got.seconds)
         elif is_news and self._is_fair(timeout_s):
-            self._blame(num_asked, got.seconds)
+            self._blame(num_asked, got.num_bytes, got.seconds)
         if not self._breaker.is_closed:
             self._tick.notify()  # a probe will be due
 
-    def _count(self, got: _Got) -> None:
+    def _count(self, got: Got) -> None:
         counts = self._counts
         counts.num_asked += len(got.blocks)
         counts.num_got += len(got.payloads)
@@ -307,9 +246,10 @@ class Fetcher:
         """Whether the store had time enough for its silence to mean something."""
         return seconds >= 0.5 * self._gate.settings.patience_s
 
-    def _blame(self, num_asked: int, seconds: float) -> None:
+    def _blame(self, num_asked: int, num_bytes: int, seconds: float) -> None:
+        """The store did not answer in time, or not with everything: the wait was in vain."""
         self._breaker.fail(self._clock.now(), FaultKind.TIMEOUT)
-        self._gate.observe_cut(num_asked * self._settings.block_bytes, 0, seconds)
+        self._gate.observe_cut(num_asked * self._settings.block_bytes, num_bytes, seconds)
 
     def _keep_time(self) -> None:
         while True:
@@ -320,7 +260,7 @@ class Fetcher:
                 waiters, jobs = self._flights.overdue(now)
                 for job in jobs:
                     if job.asked_s is not None and self._is_fair(now - job.asked_s):
-                        self._blame(1, now - job.asked_s)
+                        self._blame(1, 0, now - job.asked_s)
                         job.asked_s = None
                 if self._probes.begin(now):
                     self._queue.appendleft(self._probe)
@@ -334,7 +274,10 @@ class Fetcher:
         return max(min(due) - now, 0.0) if due else None
 
     def _probe(self) -> None:
-        """Measure the store for its own sake: a round trip, and one block that was refused."""
+        """Measure the store for its own sake: a round trip, then a few blocks that were wanted of it.
+
+        Small answers alone prove little: there are stores, and networks, that only fail large ones.
+        """
         try:
             rtt_s = self._store.ping(_PROBE_TIMEOUT_S)
         except StoreFault as fault:
@@ -345,15 +288,27 @@ class Fetcher:
                 self._end_probe()
             return
         with self._lock:
-            self._breaker.succeed()
             self._gate.observe_ping(rtt_s)
-            block = self._probes.block
-        got = None if block is None else self._get([block], _PROBE_TIMEOUT_S)
+            blocks = self._probes.blocks
+            if not blocks:
+                self._breaker.succeed()
+                self._end_probe()
+                return
+        got = self._reader.get(blocks, _PROBE_TIMEOUT_S)
         with self._lock:
-            if got is not None and got.payloads and got.fault is None:
-                self._count(got)
-                self._gate.observe_bytes(got.num_bytes, got.seconds)
+            self._learn_probe(got)
             self._end_probe()
+
+    def _learn_probe(self, got: Got) -> None:
+        self._count(got)
+        if got.fault is None:
+            self._breaker.succeed()
+            if got.payloads:
+                self._gate.observe_bytes(got.num_bytes, got.seconds)
+        elif got.fault.kind is FaultKind.TIMEOUT:
+            self._blame(len(got.blocks), got.num_bytes, got.seconds)
+        else:
+            self._breaker.fail(self._clock.now(), got.fault.kind)
 
     def _end_probe(self) -> None:
         self._probes.end(self._clock.now())

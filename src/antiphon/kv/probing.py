@@ -9,6 +9,7 @@ Pure; not thread-safe: the fetcher's lock guards it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon.core.kvblock import KvBlock
@@ -20,12 +21,12 @@ _WANTED_S = 10.0  # after the last refusal
 
 @dataclass(slots=True)
 class ProbePlan:
-    """`block`: what to ask the store for, the last one wanted of it. The first probe is due at once."""
+    """`blocks`: what to ask the store for, the last ones wanted of it. The first probe is due at once."""
 
     breaker: Breaker
     next_s: float
     wanted_until_s: float
-    block: KvBlock | None = None
+    blocks: Sequence[KvBlock] = ()
     num_begun: int = 0
     _is_under_way: bool = False
 

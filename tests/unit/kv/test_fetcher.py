@@ -17,7 +17,7 @@ from antiphon.kv.fetcher import Fetcher, FetcherParts, FetchSettings
 from antiphon.kv.flights import Outcome, Waiter
 from antiphon.kv.gate import Gate, GateSettings, Rates
 from antiphon.kv.hosttier import Payload
-from antiphon.kv.store import FaultKind, StoreFault
+from antiphon.kv.store import FaultKind, Run, StoreFault
 from support.kvchains import BLOCK_BYTES, BLOCK_TOKENS, CODEC, PATIENCE_S, PuppetStore, chain, payload_of
 
 SETTINGS = FetchSettings(BLOCK_TOKENS, BLOCK_BYTES, num_threads=1)
@@ -162,6 +162,44 @@ def test_a_silent_store_opens_the_breaker_and_then_costs_nothing() -> None:
             bench.wait(number + 1 - len(refusals))
     assert len(bench.done) <= 3
     assert set(refusals) <= {"open_breaker", "slower"}
+    bench.close()
+
+
+def test_a_store_that_stops_in_the_middle_opens_the_breaker_too() -> None:
+    """Small answers work, large ones end in silence: as bad for a request as no answer, and probes see it."""
+    bench = Bench(patience_s=0.02)
+    blocks = chain(8)
+    bench.fill(blocks)
+    get_run = bench.store.inner.get_run
+
+    def cut(keys: Sequence[str], timeout_s: float) -> Run:
+        run = get_run(keys[:2], timeout_s)
+        return Run([*run.values, *[None] * (len(keys) - 2)], 0.02, StoreFault(FaultKind.TIMEOUT, "silence"))
+
+    bench.store.inner.get_run = cut  # type: ignore[method-assign] # the store cuts its answers
+    for number in range(3):
+        waiter = bench.fetch(blocks)
+        assert (waiter.num_ready, waiter.outcome) == (2, Outcome.LATE)
+        assert bench.breaker.num_opened == (number == 2)
+    num_runs = len(bench.store.runs)
+    bench.store.await_that(lambda: len(bench.store.runs) >= num_runs + 3)  # probes
+    assert bench.start(blocks) == "open_breaker"
+    bench.store.inner.get_run = get_run  # type: ignore[method-assign]
+    bench.await_closed()
+    bench.close()
+
+
+def test_an_opened_breaker_releases_who_waits_in_the_queue() -> None:
+    """Their runs are not begun: nobody waits for a store that just refused."""
+    bench = Bench(patience_s=PATIENCE_S)
+    bench.store.hold()
+    assert bench.start(chain(2), "asked") is None
+    bench.store.await_that(lambda: len(bench.store.runs) == 1)
+    assert bench.start(chain(2, start=1000), "queued") is None
+    bench.store.fault = FaultKind.DENIED
+    bench.store.let_go()
+    assert [waiter.outcome for waiter in bench.wait(2)] == [Outcome.FAULT] * 2
+    assert [CODEC.key(block) for block in chain(2, start=1000)] not in bench.store.runs
     bench.close()
 
 
