@@ -67,6 +67,15 @@ async def test_keys_of_a_tenant_share_its_id(keys: KeyStore) -> None:
     assert local == "local"
 
 
+async def test_tenants_are_listed(keys: KeyStore) -> None:
+    """By name, with the ids that scopes are made of; `local` is one from the start."""
+    assert await keys.tenants() == {"local": "local"}
+    _, text = await keys.create("acme", "k")
+    owner = await keys.owner(_digest(text))
+    assert owner is not None
+    assert await keys.tenants() == {"local": "local", "acme": owner.tenant_id}
+
+
 async def test_revoked_key_is_known_as_such(keys: KeyStore) -> None:
     """A revoked key stays in the list with the time it ended; ending it again changes nothing."""
     key, text = await keys.create("acme", "laptop")
