@@ -1,4 +1,4 @@
-"""`antiphon kv ACTION`: looks into the store of KV blocks, and empties it.
+"""`antiphon kv ACTION`: looks into the store of KV blocks, empties it, changes its key.
 
 Owns the actions' names. Each action is a module of its own with `HELP`, `EXAMPLE`, `add_options(parser)`
 and `run(args)`; what a store does not do becomes one line and exit code 1.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
-from antiphon.cli import kvclear, kvprobe, kvstats, kvverify, options
+from antiphon.cli import kvclear, kvprobe, kvrotate, kvstats, kvverify, options
 from antiphon.core.errors import BadRequest
 from antiphon.kv.redisurl import BadStoreUrl
 from antiphon.kv.store import StoreFault
@@ -28,7 +28,13 @@ class Action(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-ACTIONS: Mapping[str, Action] = {"stats": kvstats, "probe": kvprobe, "verify": kvverify, "clear": kvclear}
+ACTIONS: Mapping[str, Action] = {
+    "stats": kvstats,
+    "probe": kvprobe,
+    "verify": kvverify,
+    "clear": kvclear,
+    "rotate": kvrotate,
+}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -91,12 +91,13 @@ def _store_lines(groups: Sequence[Group] | None) -> Iterator[str]:
     if groups is None:
         yield "no store"
         return
-    yield f"{'namespace':<18}{'tenant':<20}{'blocks':>10}{'MiB':>10}"
+    width = max([len("tenant"), *(len(group.tenant) for group in groups)])
+    yield f"{'namespace':<18}{'tenant':<{width}}{'blocks':>10}{'size':>12}"
     for group in groups:
-        size = f"{group.size_bytes / _MIB:.1f}"
-        yield f"{group.namespace:<18}{group.tenant:<20}{group.num_blocks:>10}{size:>10}"
-    blocks, size = sum(g.num_blocks for g in groups), f"{sum(g.size_bytes for g in groups) / _MIB:.1f}"
-    yield f"{'all':<38}{blocks:>10}{size:>10}"
+        size = _size(group.size_bytes)
+        yield f"{group.namespace:<18}{group.tenant:<{width}}{group.num_blocks:>10}{size:>12}"
+    num_blocks, size = sum(g.num_blocks for g in groups), _size(sum(g.size_bytes for g in groups))
+    yield f"{'all':<{18 + width}}{num_blocks:>10}{size:>12}"
 
 
 def _worker_lines(infos: Sequence[KvInfo]) -> Iterator[str]:
@@ -109,7 +110,7 @@ def _worker_lines(infos: Sequence[KvInfo]) -> Iterator[str]:
         for name, number in zip(("engine", "host", "redis", "computed"), tiers, strict=True):
             share = f"{number / total:.0%}" if total else "-"
             yield f"  {name:<10}{number:>10}{share:>6}"
-        yield f"  host tier: {stats.host_blocks} blocks, {stats.host_bytes / _MIB:.1f} MiB"
+        yield f"  host tier: {stats.host_blocks} blocks, {_size(stats.host_bytes)}"
         if (store := stats.store) is not None:
             bad = sum(store.bad_values.values())
             faults = sum(store.read_faults.values()) + sum(store.write_faults.values())
@@ -117,4 +118,8 @@ def _worker_lines(infos: Sequence[KvInfo]) -> Iterator[str]:
                 f"  redis: {store.num_stored} stored, {store.num_dropped} dropped, {bad} bad, "
                 f"{faults} faults; breakers: reads {store.read_breaker}, writes {store.write_breaker}"
             )
-        yield f"  saved about {stats.saved_s:.1f} s of computing"
+        yield f"  saved about {max(0.0, stats.saved_s):.1f} s of computing"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes / 1024:.1f} KiB"

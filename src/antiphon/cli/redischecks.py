@@ -17,6 +17,7 @@ from antiphon.kv.admin import Right, ServerFacts, Speed, open_admin
 from antiphon.kv.redisurl import BadStoreUrl
 from antiphon.kv.store import FaultKind, StoreFault
 
+_SUBJECT = "redis"
 _MIB = 2**20
 _BOUNDED = (7, 0)  # since then there is maxmemory-clients
 _SLOW_RTT_S, _SLOW_BYTES_S = 5e-3, 100e6
@@ -34,7 +35,7 @@ _UNREACHABLE = {
 def check_store(choice: str) -> Iterator[Finding]:
     """Findings on what `--redis` says; `choice` auto: on the server that `serve` would start."""
     if choice == NONE:
-        yield Finding("ok", "redis", "none: each worker keeps its KV to itself")
+        yield Finding("ok", _SUBJECT, "none: each worker keeps its KV to itself")
     elif choice == AUTO:
         yield _check_binary()
     else:
@@ -46,42 +47,37 @@ def _check_binary() -> Finding:
         binary = find_server(os.environ.get("PATH", os.defpath))
     except NoServer as reason:
         text = "`antiphon serve` finds none to start: each worker keeps its KV to itself"
-        return Finding("warn", "redis", text, str(reason))
-    return Finding("ok", "redis", f"`antiphon serve` starts {binary}")
+        return Finding("warn", _SUBJECT, text, str(reason))
+    return Finding("ok", _SUBJECT, f"`antiphon serve` starts {binary}")
 
 
 def _check_url(url: str) -> Iterator[Finding]:
     name = str(redisurl.parse(url))
     try:
         with open_admin(url) as admin:
-            for facts in admin.servers():
-                yield from check_server(facts)
+            servers = admin.servers()
+            for facts in servers:
+                yield from check_server(facts, is_lone=len(servers) == 1)
             rights = admin.rights()
             yield from check_rights(rights)
             if all(right.refusal is None for right in rights if right.user == "worker"):
                 yield check_speed(admin.speed())
     except BadStoreUrl as error:
-        yield Finding("fail", "redis", str(error))
+        yield Finding("fail", _SUBJECT, str(error))
     except StoreFault as fault:
         advice = _UNREACHABLE.get(fault.kind, "Is it running, and does the URL name it?")
-        yield Finding("fail", "redis", f"{name} cannot be used: {fault}", advice)
+        yield Finding("fail", _SUBJECT, f"{name} cannot be used: {fault}", advice)
 
 
-def check_server(facts: ServerFacts) -> Iterator[Finding]:
+def check_server(facts: ServerFacts, *, is_lone: bool) -> Iterator[Finding]:
     """One server's version, role, memory, eviction and persistence."""
-    subject = f"redis {facts.address}"
-    size = "" if facts.used_memory_bytes is None else f", {facts.used_memory_bytes // _MIB} MiB used"
-    text = f"version {facts.version}, {facts.num_keys} keys{size}"
-    if _version(facts.version) < _BOUNDED:
-        text += ": it cannot bound what its clients' replies take (maxmemory-clients)"
-        yield Finding("warn", subject, text, "Use version 7.0 or newer.")
-    else:
-        yield Finding("ok", subject, text)
+    yield _check_version(facts)
+    name = "it" if is_lone else facts.address
     if facts.role == "slave":
-        yield Finding("fail", subject, "is a replica and takes no writes", "Name its master.")
-    yield _check_memory(subject, facts.max_memory_bytes)
-    yield _check_policy(subject, facts.policy)
-    yield _check_persistence(subject, facts.is_append_only, facts.save)
+        yield Finding("fail", _SUBJECT, f"{name} is a replica and takes no writes", "Name its master.")
+    yield _check_memory(name, facts.max_memory_bytes)
+    yield _check_policy(name, facts.policy)
+    yield _check_persistence(name, facts.is_append_only, facts.save)
 
 
 def check_rights(rights: Sequence[Right]) -> Iterator[Finding]:
@@ -109,36 +105,45 @@ def check_speed(speed: Speed) -> Finding:
     return Finding("ok", "redis speed", text)
 
 
-def _check_memory(subject: str, max_memory_bytes: int | None) -> Finding:
+def _check_version(facts: ServerFacts) -> Finding:
+    size = "" if facts.used_memory_bytes is None else f", {facts.used_memory_bytes // _MIB} MiB used"
+    text = f"{facts.address}: version {facts.version}, {facts.num_keys} keys{size}"
+    if _version(facts.version) >= _BOUNDED:
+        return Finding("ok", _SUBJECT, text)
+    text += "; it cannot bound what its clients' replies take (maxmemory-clients)"
+    return Finding("warn", _SUBJECT, text, "Use version 7.0 or newer.")
+
+
+def _check_memory(name: str, max_memory_bytes: int | None) -> Finding:
     if max_memory_bytes is None:
-        return Finding("ok", subject, "does not say how much memory it may take")
+        return Finding("ok", _SUBJECT, f"{name} does not say how much memory it may take")
     if max_memory_bytes == 0:
-        text = "has no limit on its memory and grows until the system ends it"
-        return Finding("warn", subject, text, "CONFIG SET maxmemory 4gb, and in its redis.conf")
-    return Finding("ok", subject, f"may take {max_memory_bytes // _MIB} MiB")
+        text = f"{name} has no limit on its memory and grows until the system ends it"
+        return Finding("warn", _SUBJECT, text, "CONFIG SET maxmemory 4gb, and in its redis.conf")
+    return Finding("ok", _SUBJECT, f"{name} may take {max_memory_bytes // _MIB} MiB")
 
 
-def _check_policy(subject: str, policy: str | None) -> Finding:
+def _check_policy(name: str, policy: str | None) -> Finding:
     if policy is None:
-        return Finding("ok", subject, "does not say what it evicts")
+        return Finding("ok", _SUBJECT, f"{name} does not say what it evicts")
     if policy == "volatile-ttl":
-        return Finding("ok", subject, "evicts what would expire first (volatile-ttl), as blocks want it")
+        return Finding("ok", _SUBJECT, f"{name} evicts what expires first (volatile-ttl), as blocks want it")
     advice = "CONFIG SET maxmemory-policy volatile-ttl, and in its redis.conf"
     if policy == "noeviction":
-        text = "refuses writes when it is full (noeviction): new blocks are lost then"
+        text = f"{name} refuses writes when it is full (noeviction): new blocks are lost then"
     else:
-        text = f"evicts by {policy}: chains of blocks lose their beginnings, and what follows is of no use"
-    return Finding("warn", subject, text, advice)
+        text = f"{name} evicts by {policy}: chains of blocks lose their beginnings, and the rest is of no use"
+    return Finding("warn", _SUBJECT, text, advice)
 
 
-def _check_persistence(subject: str, is_append_only: bool | None, save: str | None) -> Finding:
+def _check_persistence(name: str, is_append_only: bool | None, save: str | None) -> Finding:
     if is_append_only or save:
         kinds = [*(["an append-only file"] if is_append_only else []), *(["snapshots"] if save else [])]
-        text = f"writes {' and '.join(kinds)}: disk and memory for what can be computed again"
-        return Finding("warn", subject, text, 'CONFIG SET save "" and appendonly no, and in its redis.conf')
+        text = f"{name} writes {' and '.join(kinds)}: disk and memory for what can be computed again"
+        return Finding("warn", _SUBJECT, text, 'CONFIG SET save "" and appendonly no, and in its redis.conf')
     if is_append_only is None or save is None:
-        return Finding("ok", subject, "does not say whether it writes to disk")
-    return Finding("ok", subject, "writes nothing to disk")
+        return Finding("ok", _SUBJECT, f"{name} does not say whether it writes to disk")
+    return Finding("ok", _SUBJECT, f"{name} writes nothing to disk")
 
 
 def _version(text: str) -> tuple[int, ...]:

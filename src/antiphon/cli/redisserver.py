@@ -29,6 +29,8 @@ _VERSION = re.compile(r"server v=(\d+)\.(\d+)\.\d+")
 _VERSION_TIMEOUT_S = 10.0
 _PING_TIMEOUT_S, _PING_EVERY_S = 5.0, 0.02
 _GRACE_S = 5.0
+# Many large replies at once must not push the blocks out; but a few values in flight must have room.
+_CLIENTS_SHARE, _CLIENTS_LEAST_BYTES = 20, 32 * 2**20
 _NUM_LAST_WORDS = 20
 
 
@@ -101,6 +103,7 @@ class RedisServer:
     def begin(self) -> list[str]:
         """The command line of a new life: an empty server."""
         self._last_words.clear()
+        memory_bytes = self._settings.memory_bytes
         settings = {
             "port": "0",
             "unixsocket": str(self._socket),
@@ -108,10 +111,10 @@ class RedisServer:
             "dir": str(self._settings.folder),
             "save": "",
             "appendonly": "no",
-            "maxmemory": str(self._settings.memory_bytes),
+            "maxmemory": str(memory_bytes),
             "maxmemory-policy": "volatile-ttl",
             "maxmemory-samples": "64",
-            "maxmemory-clients": "5%",  # many large replies at once must not push the blocks out
+            "maxmemory-clients": str(max(memory_bytes // _CLIENTS_SHARE, _CLIENTS_LEAST_BYTES)),
             "loglevel": "warning",
             "logfile": "",
             "daemonize": "no",
@@ -127,6 +130,7 @@ class RedisServer:
         """Wait for an answer."""
         while True:
             if await ping(self._socket) == b"+PONG":
+                self._last_words.clear()  # what it says at its start explains no later end
                 return
             await asyncio.sleep(_PING_EVERY_S)
 

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     kvoptions.add_serve_store_option(made)
     made.add_argument(
         "--redis-memory-mib",
-        type=options.whole(16, 2**24),
+        type=options.whole(64, 2**24),
         metavar="N",
         help="memory of the Redis of our own (default: a quarter of what is free, at most 4096)",
     )

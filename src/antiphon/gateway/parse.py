@@ -24,7 +24,7 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 _STEERING = """
 add_generation_prompt add_special_tokens allowed_token_ids api_base api_key api_version bad_words base_url
-block_hashes cache_salt chat_template chat_template_kwargs continue_final_message custom_llm_provider
+block_hashes chat_template chat_template_kwargs continue_final_message custom_llm_provider
 extra_headers grammar guided_choice guided_grammar guided_json guided_regex image_embeds json_schema
 kv_transfer_params logits_processors lora lora_request mm_hashes mm_processor_kwargs priority prompt_embeds
 prompt_logprobs prompt_token_ids skip_special_tokens stop_token_ids structured_outputs tokenize user_config

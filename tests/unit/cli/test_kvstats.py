@@ -71,10 +71,10 @@ def test_report_names_tenants_and_hit_rates(
         assert main(["kv", "stats", *arguments, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
     namespace = NAMESPACE.hex()
-    assert [namespace, "local", "2", "2.0"] in lines
-    assert [namespace, "(public)", "1", "1.0"] in lines
-    assert [namespace, STRANGER.hex(), "1", "1.0"] in lines
-    assert ["all", "4", "4.0"] in lines
+    assert [namespace, "local", "2", "2.0", "MiB"] in lines
+    assert [namespace, "(public)", "1", "1.0", "MiB"] in lines
+    assert [namespace, STRANGER.hex(), "1", "1.0", "MiB"] in lines
+    assert ["all", "4", "4.0", "MiB"] in lines
     assert [line for line in lines if "%" in str(line)][:2] == [
         ["engine", "10", "10%"],
         ["host", "20", "20%"],

@@ -36,10 +36,15 @@ def _levels(findings: list[Finding]) -> set[str]:
 
 def test_cache_is_fine() -> None:
     """A server that is set up as we want it gets no advice."""
-    findings = list(check_server(GOOD))
+    findings = list(check_server(GOOD, is_lone=True))
     assert _levels(findings) == {"ok"}
-    assert all(finding.subject == "redis cache:6379" and not finding.advice for finding in findings)
-    assert "version 7.2.4, 7 keys, 1024 MiB used" in findings[0].text
+    assert all(finding.subject == "redis" and not finding.advice for finding in findings)
+    assert findings[0].text == "cache:6379: version 7.2.4, 7 keys, 1024 MiB used"
+
+
+def test_servers_of_a_cluster_are_told_apart() -> None:
+    """Where there are several, each line says which it is about."""
+    assert all("cache:6379" in finding.text for finding in check_server(GOOD, is_lone=False))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_what_is_amiss_is_said_with_what_to_do(
     change: dict[str, object], level: str, words: str, advice: str
 ) -> None:
     """Each setting that hurts a cache is one finding with the command to type."""
-    findings = list(check_server(dataclasses.replace(GOOD, **change)))
+    findings = list(check_server(dataclasses.replace(GOOD, **change), is_lone=True))
     (amiss,) = [finding for finding in findings if finding.level != "ok"]
     assert amiss.level == level
     assert words in amiss.text
@@ -71,7 +76,7 @@ def test_server_that_says_little_is_not_blamed() -> None:
     silent = dataclasses.replace(
         GOOD, max_memory_bytes=None, used_memory_bytes=None, policy=None, is_append_only=None, save=None
     )
-    findings = list(check_server(silent))
+    findings = list(check_server(silent, is_lone=True))
     assert _levels(findings) == {"ok"}
     assert sum("does not say" in finding.text for finding in findings) == 3
 

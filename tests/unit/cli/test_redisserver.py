@@ -7,11 +7,10 @@ import importlib.metadata
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -55,9 +54,9 @@ def _connect(server: RedisServer) -> redis.Redis:
 
 
 @asynccontextmanager
-async def running(server: RedisServer, notes: list[str]) -> AsyncIterator[None]:
+async def running(server: RedisServer, say: Callable[[str], None]) -> AsyncIterator[None]:
     """The server answers inside the block and is gone after it."""
-    child = Child(server, notes.append)
+    child = Child(server, say)
     task = asyncio.create_task(child.run())
     try:
         await child.first_ready
@@ -120,7 +119,7 @@ def test_package_is_used_where_path_has_none(folder: Path, monkeypatch: pytest.M
 async def test_server_runs_as_a_cache(folder: Path) -> None:
     """No port, nothing on disk, blocks nearest to their end go first, clients cannot crowd them out."""
     server = _server(folder)
-    async with running(server, []):
+    async with running(server, print):
         with _connect(server) as client:
             wanted = {
                 "port": "0",
@@ -129,35 +128,42 @@ async def test_server_runs_as_a_cache(folder: Path) -> None:
                 "maxmemory": str(64 * 2**20),
                 "maxmemory-policy": "volatile-ttl",
                 "maxmemory-samples": "64",
-                "maxmemory-clients": "5%",
+                "maxmemory-clients": str(32 * 2**20),
             }
             assert {name: client.config_get(name)[name] for name in wanted} == wanted
             assert client.set("key", "value", px=60_000)
     assert os.listdir(folder) == []
 
 
+@pytest.mark.parametrize(("memory_mib", "clients_mib"), [(64, 32), (640, 32), (4000, 200)])
+def test_clients_have_room_for_values_in_flight(memory_mib: int, clients_mib: int, folder: Path) -> None:
+    """A twentieth of the memory, but never less than a handful of blocks takes: who has less is cut off."""
+    command = RedisServer(RedisSettings(Path("server"), folder, memory_mib * 2**20)).begin()
+    assert command[command.index("--maxmemory-clients") + 1] == str(clients_mib * 2**20)
+
+
 async def test_socket_is_private(folder: Path) -> None:
     """Other users of this machine do not get in."""
     server = _server(folder)
-    async with running(server, []):
+    async with running(server, print):
         assert (folder / "kv.sock").stat().st_mode & 0o077 == 0
 
 
 async def test_killed_server_comes_back_at_its_socket(folder: Path) -> None:
     """kill -9: clients find an empty server under the same URL."""
     server = _server(folder)
-    notes: list[str] = []
-    async with running(server, notes):
+    notes: asyncio.Queue[str] = asyncio.Queue()
+    async with running(server, notes.put_nowait):
         with _connect(server) as client:
             client.set("key", "value", px=60_000)
             pid = int(client.info("server")["process_id"])
         os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], 20)
+        while (note := await notes.get()) != "redis ended (SIGKILL); starting it again":
+            assert note.startswith("redis: ")  # the end of its log
         await server.until_ready()
         with _connect(server) as client:
             assert int(client.info("server")["process_id"]) != pid
             assert client.get("key") is None
-    assert notes[-1] == "redis ended (SIGKILL); starting it again"
 
 
 async def test_server_that_cannot_start_says_why(folder: Path) -> None:
@@ -165,7 +171,7 @@ async def test_server_that_cannot_start_says_why(folder: Path) -> None:
     binary = _binary(folder, "redis-server", "echo 'no such setting'; exit 1")
     notes: list[str] = []
     with pytest.raises(StartFailed, match=r"redis could not start \(exit code 1\)"):
-        async with running(_server(folder, str(binary)), notes):
+        async with running(_server(folder, str(binary)), notes.append):
             pass
     assert notes == ["redis: no such setting"]
 
@@ -173,7 +179,7 @@ async def test_server_that_cannot_start_says_why(folder: Path) -> None:
 async def test_stop_is_quiet(folder: Path) -> None:
     """What Redis says when it is asked to end is nobody's business."""
     notes: list[str] = []
-    async with running(_server(folder), notes):
+    async with running(_server(folder), notes.append):
         pass
     assert notes == []
     assert await ping(folder / "kv.sock") is None

@@ -102,7 +102,7 @@ def test_a_bad_field_is_named(fields: dict[str, object], param: str, code: str) 
 
 STEERING = (
     "chat_template chat_template_kwargs tokenize prompt_embeds image_embeds mm_hashes block_hashes "
-    "kv_transfer_params api_base base_url api_key user_config guided_json structured_outputs cache_salt"
+    "kv_transfer_params api_base base_url api_key user_config guided_json structured_outputs"
 )
 
 
