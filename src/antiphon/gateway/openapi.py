@@ -1,7 +1,8 @@
 """/openapi.json, made from the same structs that decode requests and encode answers.
 
 Each operation documents its success and, as `default`, the error envelope, which is what every
-other status carries.
+other status carries. Whether a key is needed depends on where the gateway listens: the document
+allows both, except for what is always open.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from antiphon.gateway.reply import (
 from antiphon.gateway.schema import ChatRequest, CompletionRequest
 
 _REF = "#/components/schemas/{name}"
+_KEY = "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Operation:
     reply: type[msgspec.Struct]
     request: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
+    is_open: bool = False  # never wants a key
 
 
 OPERATIONS = (
@@ -45,7 +48,7 @@ OPERATIONS = (
     Operation("post", "/v1/completions", "Go on with a text.", Completion, CompletionRequest, Completion),
     Operation("get", "/v1/models", "List the models.", ModelList),
     Operation("get", "/v1/models/{model}", "Show one model.", Model),
-    Operation("get", "/health", "Say that the process lives.", Health),
+    Operation("get", "/health", "Say that the process lives.", Health, is_open=True),
 )
 
 
@@ -63,7 +66,11 @@ def openapi_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Antiphon", "version": __version__},
         "paths": paths,
-        "components": {"schemas": components},
+        "security": [{}, {_KEY: []}],
+        "components": {
+            "schemas": components,
+            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -82,6 +89,8 @@ def _operation(operation: Operation, schemas: dict[type[msgspec.Struct], dict[st
             },
         },
     }
+    if operation.is_open:
+        document["security"] = []
     if "{model}" in operation.path:
         document["parameters"] = [
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}

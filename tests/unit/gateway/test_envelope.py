@@ -170,6 +170,16 @@ def test_the_document_covers_the_routes() -> None:
         assert part.split('"')[0] in document["components"]["schemas"]
 
 
+def test_the_document_says_where_keys_go() -> None:
+    """A bearer key or none, everywhere but where it never matters."""
+    document = openapi_document()
+    assert document["security"] == [{}, {"key": []}]
+    assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    own = {path for path, methods in document["paths"].items() for o in methods.values() if "security" in o}
+    assert own == {"/health"}
+    assert document["paths"]["/health"]["get"]["security"] == []
+
+
 def test_the_document_says_what_the_decoder_enforces() -> None:
     """Bounds in the schema are the bounds of the struct."""
     schema = openapi_document()["components"]["schemas"]["ChatRequest"]
