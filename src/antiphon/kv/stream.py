@@ -84,14 +84,13 @@ class PlainStream:
         return data
 
     def write(self, parts: Sequence[bytes], deadline: Deadline) -> None:
-        left = [memoryview(part) for part in parts]
-        while left:
-            self._arm(socket.SO_SNDTIMEO, deadline)
-            num_sent = _translated(lambda: self._socket.sendmsg(left), deadline)
-            while left and num_sent >= len(left[0]):
-                num_sent -= len(left.pop(0))
-            if left:
-                left[0] = left[0][num_sent:]
+        # Part by part, not gathered: a value on its own goes faster through unix sockets, and Redis
+        # reads one that begins a read of its own straight into its place.
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                self._arm(socket.SO_SNDTIMEO, deadline)
+                left = left[_translated(partial(self._socket.send, left), deadline) :]
 
     def is_silent(self) -> bool:
         return _is_silent(self._socket)
@@ -104,7 +103,7 @@ class PlainStream:
 
     def _receive(self, num_bytes: int, flags: int, deadline: Deadline) -> bytes:
         self._arm(socket.SO_RCVTIMEO, deadline)
-        data = _translated(lambda: self._socket.recv(num_bytes, flags), deadline)
+        data = _translated(partial(self._socket.recv, num_bytes, flags), deadline)
         if not data:
             raise closed()
         return data

@@ -21,6 +21,7 @@ from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import WallClock
 from antiphon.core.errors import EngineFault
 from antiphon.kv.cache import KvCache
+from antiphon.kv.heap import keep_freed
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
 from antiphon.tokens.modelfile import context_of, locate
@@ -57,6 +58,7 @@ async def run_worker(
     settings: WorkerSettings, on_ready: Callable[[int], None], on_progress: Progress, log: Logger
 ) -> None:
     """Serve until a signal comes. `on_ready` gets the port. Raises EngineFault, OSError (port taken)."""
+    keep_freed()  # values of the KV tiers come and go; before the first thread
     clock = WallClock()
     on_progress("looking at the model", 0.0)
     model = await asyncio.to_thread(_load, settings, on_progress, log)
