@@ -21,6 +21,7 @@ from bench import (
     kv_resume,
     kv_share,
     kv_slow_redis,
+    kv_wire,
     kv_write,
     peers,
     report,
@@ -48,6 +49,7 @@ _BENCHES = {
     "scheduler": "the engine's own time a step as the batch grows",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
+    "kv-wire": "values to and from Redis against redis-py and redis-benchmark",
     "kv-evict": "what a full Redis holds of chains, our TTLs against LRU",
     "kv-slow-redis": "what a slow or dead Redis costs a request, and how soon it is used again",
     "kv-write": "what writing KV behind costs the answers being made",
@@ -142,6 +144,9 @@ async def _kv_bench(name: str, *, is_quick: bool) -> Run:
     if name == "kv-resume":
         chats = kv_resume.Settings.quick() if is_quick else kv_resume.Settings()
         return await kv_resume.ResumeBench(chats, chats.chats()).run(is_quick=is_quick)
+    if name == "kv-wire":
+        values = kv_wire.Settings.quick() if is_quick else kv_wire.Settings()
+        return await kv_wire.run(values, is_quick=is_quick)
     if name == "kv-evict":
         turns = kv_evict.Settings.quick() if is_quick else kv_evict.Settings()
         return await kv_evict.run(turns, is_quick=is_quick)

@@ -67,7 +67,7 @@ async def redis_server(maxmemory_mib: int, eviction: Eviction = Eviction()) -> A
             except redis.ConnectionError:
                 return False
 
-        argv = [_binary(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
+        argv = [binary(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         argv += ["--dir", name, "--save", "", "--appendonly", "no"]
         argv += ["--maxmemory", f"{maxmemory_mib}mb", "--maxmemory-policy", eviction.policy]
         argv += ["--maxmemory-samples", str(eviction.samples)]
@@ -76,11 +76,11 @@ async def redis_server(maxmemory_mib: int, eviction: Eviction = Eviction()) -> A
             yield RedisServer(server, socket)
 
 
-def _binary() -> str:
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
+def binary() -> str:
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
         raise BenchFault("there is no redis-server: apt-get install redis-server")
-    return binary
+    return found
 
 
 def _client(socket: Path) -> redis.Redis:
