@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -27,6 +26,7 @@ from support.kvchains import (
     make_cache,
     payload_of,
     prefix_of,
+    until,
     with_payloads,
 )
 from support.kvvalues import OTHER_SCOPE
@@ -70,12 +70,6 @@ def stats_of(cache: KvCache) -> StoreStats:
     stats = cache.stats().store
     assert stats is not None
     return stats
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that says nothing when it happens."""
-    pause, rounds = threading.Event(), int(PATIENCE_S / 0.01)
-    assert any(condition() or pause.wait(0.01) for _ in range(rounds))
 
 
 def test_a_hung_redis_costs_a_few_waits_and_heals(redis: RedisServer) -> None:

@@ -59,6 +59,12 @@ def prefix_of(blocks: Sequence[KvBlock], generation: str = "g", num_local: int =
     return Prefix(generation, tuple(blocks), num_local, len(blocks) * BLOCK_TOKENS + 3)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that says nothing when it happens."""
+    pause, rounds = threading.Event(), int(PATIENCE_S / 0.01)
+    assert any(condition() or pause.wait(0.01) for _ in range(rounds))
+
+
 class Inbox:
     """Takes deliveries, and waits for them."""
 

@@ -2,8 +2,9 @@
 
 Fetching costs the bytes already under way plus these, a round trip, the import, and the round trips
 lost where nothing is there; computing costs tokens at the measured prefill rate. A fetch has to win by
-`safety`. It must also be able to begin in time: a first block that is expected later than the request
-may wait (`patience_s`) would only be cut off.
+`safety`. Its first block must also be expected within what a request may wait for nothing (`patience_s`),
+from when it is asked for: later it would only be cut off. Bytes before it do not count there: as long as
+they come, waiting for them is no loss (`flights.py`).
 
 All rates are measured, each as a running mean of its logarithm: a store that took 0.2 ms, then 500 ms,
 then 0.2 ms again is believed after few samples, in either direction, and a sample that is slower never
@@ -68,7 +69,7 @@ class Verdict:
 def judge(ask: Ask, rates: Rates, settings: GateSettings) -> Verdict:
     """Whether fetching wins. Anything that makes the store slower never turns a no into a yes."""
     num_bytes = ask.num_blocks * ask.block_bytes
-    first_s = rates.rtt_s + (ask.queued_bytes + ask.block_bytes) * rates.byte_s
+    first_s = rates.rtt_s + ask.block_bytes * rates.byte_s
     in_vain_s = rates.rtt_s * (1 - rates.hit_share) / rates.hit_share
     fetch_s = (
         rates.rtt_s
@@ -86,6 +87,7 @@ _WEIGHT = 0.5  # of a new sample of the store
 _SLOW_WEIGHT = 0.1  # of a new sample of what changes slowly: hits and the engine
 _LEAST_S = 1e-6
 _LEAST_BYTES_SHARE = 0.1  # of a fetch's seconds are its bytes', however long the round trip
+_BATCH_SHARE = 0.3  # a batch may take three times as long as expected and still be of use
 _OVERRUN = 4.0  # what was cut off would have taken longer than the wait: this many times
 
 
@@ -110,8 +112,8 @@ class Gate:
         return num_tokens / self.rates.prefill_tokens_per_s
 
     def batch_blocks(self, block_bytes: int) -> int:
-        """How many blocks to ask for at once: about half of the patience, so that progress shows."""
-        in_time = 0.5 * self.settings.patience_s / self.rates.byte_s
+        """How many blocks to ask for at once: what comes in part of the patience, so that progress shows."""
+        in_time = _BATCH_SHARE * self.settings.patience_s / self.rates.byte_s
         return max(1, int(min(in_time, self.settings.most_batch_bytes) // block_bytes))
 
     def observe_ping(self, seconds: float) -> None:

@@ -60,6 +60,14 @@ def test_a_slow_store_is_believed_after_few_samples_and_a_healed_one_too() -> No
     assert gate.rates.rtt_s < 0.002
 
 
+def test_bytes_before_it_cost_time_but_no_patience() -> None:
+    """A run behind others waits for them while they come: it is refused only where computing is faster."""
+    behind = replace(ASK, queued_bytes=int(2 * SETTINGS.patience_s / RATES.byte_s))
+    slow_engine = replace(RATES, prefill_tokens_per_s=10.0)
+    assert judge(behind, slow_engine, SETTINGS).fetch
+    assert not judge(behind, replace(RATES, prefill_tokens_per_s=1e5), SETTINGS).fetch
+
+
 def test_a_fetch_teaches_bandwidth_and_hits() -> None:
     """The round trip is not counted twice."""
     gate = Gate(SETTINGS, RATES)
@@ -104,8 +112,10 @@ def test_what_a_cut_off_fetch_brought_counts() -> None:
 
 
 def test_batches_shrink_with_the_bandwidth() -> None:
-    """Progress has to show within the patience: about half of it a batch, one block at least."""
+    """Progress has to show within the patience: a third of it a batch, one block at least, 16 MiB at most."""
     gate = Gate(SETTINGS, RATES)
+    assert gate.batch_blocks(2**20) == 11
+    gate.rates = replace(RATES, byte_s=1e-10)
     assert gate.batch_blocks(2**20) == 16
     gate.rates = replace(RATES, byte_s=1e-8)
     assert gate.batch_blocks(2**20) == 1
