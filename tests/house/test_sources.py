@@ -17,12 +17,15 @@ MAX_LINES = 400
 CATCHERS = {
     "src/antiphon/gateway/middleware.py",  # a fault of ours is logged and answered
     "src/antiphon/router/link.py",  # a fault costs one connection, not the gateway
+    "src/antiphon/kv/redisconnection.py",  # whatever interrupts a call, its connection is closed
+    "src/antiphon/worker/kvbridge.py",  # a tier that breaks costs reuse, not answers
     "src/antiphon/worker/enginethread.py",  # the engine thread dies: every answer ends, the process is told
 }
 # Where **keywords stand for a foreign signature.
 FORWARDERS = {"src/antiphon/tokens/sandbox.py"}  # jinja2's
-# Commands read the environment and argv; so do modules that are a process of their own.
-RIM = {"src/antiphon/worker/trial.py"}
+# Commands read the environment and argv; so do modules that are a process of their own, and the one that
+# tells what llama.cpp has read there itself.
+RIM = {"src/antiphon/worker/trial.py", "src/antiphon/engine/llama.py"}
 # Unit tests of something that several modules do together.
 TOPICS = {
     "gateway/test_chunks.py",
@@ -30,6 +33,7 @@ TOPICS = {
     "gateway/test_logprob_shapes.py",
     "gateway/test_wishes.py",
     "bench/test_bench_parts.py",
+    "bench/test_bench_kv.py",
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "telnetlib", "requests", "httpx"}
 BANNED_CALLS = {"eval", "exec", "compile", "yaml.load", "os.system", "os.popen", "subprocess.getoutput"}
