@@ -32,7 +32,9 @@ class Ring:
         return self._has_keys
 
     async def owner(self, key: str) -> KeyOwner | None:
-        return OWNERS.get(key) if self.has_keys else None
+        if self._has_keys is None:
+            raise StoreUnavailable("words", detail="d")
+        return OWNERS.get(key)
 
 
 def _scope(*authorizations: bytes) -> Scope:
@@ -52,6 +54,8 @@ TABLE = [
     # loopback, keys exist, header, who it is
     (True, False, None, LOCAL),
     (True, False, OTHER, LOCAL),
+    (True, False, GOOD, ACME),  # it came into being since keys were last looked for
+    (True, False, REVOKED, Unauthorized),  # and was revoked already
     (True, True, None, LOCAL),
     (True, True, GOOD, ACME),
     (True, True, OTHER, Unauthorized),
