@@ -230,6 +230,8 @@ class Fetcher:
             self._breaker.fail(self._clock.now(), got.fault.kind)
         elif is_news and self._is_fair(timeout_s):
             self._blame(num_asked, got.num_bytes, got.seconds)
+        if not self._gate.judge(self._ask(job.blocks)).fetch:
+            self._plan_probe(job.blocks, self._clock.now())  # the next one will be refused
         if not self._breaker.is_closed:
             self._tick.notify()  # a probe will be due
 

@@ -5,8 +5,9 @@ is served by the jobs that carry its blocks, its own or those begun for others: 
 twice at a time. A waiter is done when everything came, when the next block it needs will not come, or
 at its deadline, and leaves the books in that moment, so that it is told exactly once.
 
-The deadline moves: `patience_s`, plus what the blocks that came have saved already. So nobody ever ends
-later than computing everything would have, plus the patience, and a fetch that is worth it may be long.
+The deadline moves: `patience_s`, plus what the blocks that came have saved already: its own, and those of
+generations before it, which the engine would have computed first. So nobody ever ends later than computing
+everything would have, plus the patience; a fetch that is worth it may be long, and may wait its turn.
 
 Pure; not thread-safe: the fetcher's lock guards it.
 """
@@ -54,11 +55,13 @@ class Waiter:
     payloads: dict[BlockHash, Payload] = field(default_factory=dict)
     jobs: set[Job] = field(default_factory=set)
     num_ready: int = 0
+    number: int = 0  # in order of coming
+    num_before: int = 0  # blocks that came meanwhile for those before it, and not for it
     outcome: Outcome = Outcome.FETCHED
 
     @property
     def deadline_s(self) -> float:
-        return self.started_s + self.patience_s + self.num_ready * self.block_s
+        return self.started_s + self.patience_s + (self.num_ready + self.num_before) * self.block_s
 
     @property
     def ready(self) -> list[tuple[KvBlock, Payload]]:
@@ -71,6 +74,7 @@ class Flights:
     def __init__(self) -> None:
         self._carriers: dict[BlockHash, Job] = {}
         self._waiters: dict[str, Waiter] = {}
+        self._num_opened = 0
 
     @property
     def num_blocks(self) -> int:
@@ -93,6 +97,8 @@ class Flights:
         """Take a waiter in, in place of an older one. Returns the new jobs, in the order of its blocks."""
         self.cancel(waiter.generation)
         self._waiters[waiter.generation] = waiter
+        self._num_opened += 1
+        waiter.number = self._num_opened
         jobs: list[Job] = []
         run: list[KvBlock] = []
         for block in waiter.blocks:
@@ -122,6 +128,7 @@ class Flights:
             for waiter in waiters:
                 waiter.payloads[block.hash] = payload
         job.num_landed += len(payloads)
+        self._credit(job, len(payloads))
         if end is not None:
             for block in job.blocks[job.num_landed :]:
                 del self._carriers[block.hash]
@@ -153,6 +160,13 @@ class Flights:
             waiter.outcome = Outcome.FAULT
             self._leave(waiter)
         return waiters
+
+    def _credit(self, job: Job, num_blocks: int) -> None:
+        """Blocks came for somebody: those behind may wait as much longer as computing them takes."""
+        first = min((waiter.number for waiter in job.waiters), default=self._num_opened)
+        for waiter in self._waiters.values():
+            if waiter.number > first and waiter not in job.waiters:
+                waiter.num_before += num_blocks
 
     def _advance(self, waiter: Waiter, end: Outcome | None) -> bool:
         blocks = waiter.blocks

@@ -123,6 +123,30 @@ def test_the_deadline_moves_with_what_has_been_saved() -> None:
     assert flights.next_deadline_s is None
 
 
+def test_who_waits_its_turn_gains_by_what_comes_before() -> None:
+    """The engine would have computed those blocks first; blocks of those behind it gain it nothing."""
+    flights = Flights()
+    first, second, third = (
+        waiter(chain(3, start=1000 * n), name, block_s=0.5) for n, name in enumerate(("a", "b", "c"))
+    )
+    (job_a,), (job_b,), (job_c,) = (flights.open(one) for one in (first, second, third))
+    land(flights, job_a, 2)
+    assert [one.deadline_s for one in (first, second, third)] == [1.04, 1.04, 1.04]
+    land(flights, job_c, 1)
+    assert [one.deadline_s for one in (first, second, third)] == [1.04, 1.04, 1.54]
+    land(flights, job_b, 1)
+    assert [one.deadline_s for one in (first, second, third)] == [1.04, 1.54, 2.04]
+
+
+def test_a_block_is_gained_once() -> None:
+    """A follower of the block's own job counts it as ready, not as one that came before."""
+    flights, leader, follower = Flights(), waiter(CHAIN, "a", block_s=0.5), waiter(CHAIN, "b", block_s=0.5)
+    (job,) = flights.open(leader)
+    flights.open(follower)
+    land(flights, job, 1)
+    assert leader.deadline_s == follower.deadline_s == 0.54
+
+
 def test_who_is_overdue_is_told_once() -> None:
     """What comes afterwards belongs to nobody."""
     flights, one = Flights(), waiter(CHAIN)
