@@ -44,7 +44,7 @@ from bench.wire_sides import (
     sample,
 )
 
-_SIZES = {"0.7 MiB": 737_280, "2.8 MiB": 2_949_120, "4 MiB": 2**22}
+SIZES = {"0.7 MiB": 737_280, "2.8 MiB": 2_949_120, "4 MiB": 2**22}
 _CONNECTIONS = (1, 2, 4, 8)
 _TASKS = (2, 4)
 
@@ -100,6 +100,14 @@ class Outcome:
         return self.of_py.ours + self.of_benchmark.ours
 
 
+@dataclass(frozen=True, slots=True)
+class MacCost:
+    """CPU seconds a GB of making a value with its MAC, and of proving one."""
+
+    encode_s_gb: float
+    decode_s_gb: float
+
+
 class Meter:
     """Measures one case on one server."""
 
@@ -107,7 +115,7 @@ class Meter:
         self._client = client
         self._case = case
         self._place = place
-        self._value = secrets.token_bytes(_SIZES[case.size])
+        self._value = secrets.token_bytes(SIZES[case.size])
         self._num_keys = max(8, settings.bytes_a_sample // len(self._value))
         self._settings = settings
 
@@ -172,12 +180,19 @@ async def run(settings: Settings, *, is_quick: bool) -> Run:
         async with _server(io_threads) as places:
             for transport, place in places.items():
                 with redis.Redis(unix_socket_path=places["unix"].socket) as client:
-                    for size in _SIZES:
+                    for size in SIZES:
                         for put in (False, True):
                             case = Case(transport, io_threads, size, put)
                             outcomes[case] = await Meter(settings, case, place, client).run()
                             _tell(case, outcomes[case])
-    macs = {size: _mac_cost(num_bytes) for size, num_bytes in _SIZES.items()}
+    macs = {size: mac_cost(num_bytes) for size, num_bytes in SIZES.items()}
+    return report(settings, outcomes, macs, is_quick=is_quick)
+
+
+def report(
+    settings: Settings, outcomes: dict[Case, Outcome], macs: dict[str, MacCost], *, is_quick: bool
+) -> Run:
+    """What was measured, as figures and rows."""
     return Run(
         bench="kv-wire",
         date=today(),
@@ -284,15 +299,8 @@ def _rows(outcomes: dict[Case, Outcome], macs: dict[str, MacCost]) -> dict[str, 
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class MacCost:
-    """CPU seconds a GB of making a value with its MAC, and of proving one."""
-
-    encode_s_gb: float
-    decode_s_gb: float
-
-
-def _mac_cost(value_bytes: int, num_rounds: int = 15) -> MacCost:
+def mac_cost(value_bytes: int, num_rounds: int = 15) -> MacCost:
+    """Of values of this size."""
     codec = BlockCodec(bytes(NAMESPACE_BYTES), MacKeys(MacKey.of(secrets.token_bytes(SECRET_BYTES))))
     block = KvBlock(secrets.token_bytes(32), 0, tuple(range(32)), b"scope")
     payload = secrets.token_bytes(value_bytes)
