@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from antiphon.core.errors import BadRequest, StoreUnavailable
 from antiphon.store import database as module
 from antiphon.store.database import Database, check_url, file_url
-from antiphon.store.schema import TenantRow
+from antiphon.store.schema import KeyRow, TenantRow
 
 NOW = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
 
@@ -97,6 +97,16 @@ async def test_broken_rules_are_the_writers_business(path: Path) -> None:
             values = {"id": "secret-value", "name": "local", "created_at": NOW}
             await connection.execute(insert(TenantRow).values(values))
     assert "secret-value" not in str(caught.value)
+    await database.close()
+
+
+async def test_keys_belong_to_tenants(path: Path) -> None:
+    """A key whose tenant is not there cannot be written."""
+    database = await _open(path)
+    row = {"id": "k", "tenant_id": "nobody", "name": "k", "digest": b"d", "shown": "s", "created_at": NOW}
+    with pytest.raises(IntegrityError):
+        async with database.writing() as connection:
+            await connection.execute(insert(KeyRow).values(row))
     await database.close()
 
 
