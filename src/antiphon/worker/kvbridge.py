@@ -82,9 +82,9 @@ class KvBridge:
             return
         prefix = engine.add(generation, self._hold_s)
         is_local = prefix.num_local == len(prefix.blocks)
-        if prefix.blocks and (is_local or engine.is_held(generation.id)):
-            if not self._try(lambda: tier.begin(prefix, self._deliver)):
-                engine.release_hold(generation.id)
+        is_asking = bool(prefix.blocks) and (is_local or engine.is_held(generation.id))
+        if is_asking and not self._try(lambda: tier.begin(prefix, self._deliver)):
+            engine.release_hold(generation.id)
 
     def abort(self, engine: Engine, generation_id: str, choice: int | None) -> None:
         """End a generation, or one choice of it."""
