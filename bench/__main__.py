@@ -18,9 +18,11 @@ from bench import (
     engine,
     gateway,
     kv_evict,
+    kv_levers,
     kv_resume,
     kv_share,
     kv_slow_redis,
+    kv_type,
     kv_wire,
     kv_write,
     peers,
@@ -52,6 +54,8 @@ _BENCHES = {
     "kv-wire": "values to and from Redis against redis-py and redis-benchmark",
     "kv-evict": "what a full Redis holds of chains, our TTLs against LRU",
     "kv-slow-redis": "what a slow or dead Redis costs a request, and how soon it is used again",
+    "kv-levers": "what each way of making a fetch cheaper brings",
+    "kv-type": "KV formats: bytes, speed, quality",
     "kv-write": "what writing KV behind costs the answers being made",
 }
 
@@ -153,6 +157,12 @@ async def _kv_bench(name: str, *, is_quick: bool) -> Run:
     if name == "kv-slow-redis":
         faults = kv_slow_redis.Settings.quick() if is_quick else kv_slow_redis.Settings()
         return await kv_slow_redis.run(faults, is_quick=is_quick)
+    if name == "kv-levers":
+        levers = kv_levers.Settings.quick() if is_quick else kv_levers.Settings()
+        return await kv_levers.run(levers, is_quick=is_quick)
+    if name == "kv-type":
+        formats = kv_type.Settings.quick() if is_quick else kv_type.Settings()
+        return kv_type.run(formats, is_quick=is_quick)
     if name == "kv-share":
         shares = kv_share.Settings.quick() if is_quick else kv_share.Settings()
         return await kv_share.run(shares, is_quick=is_quick)
