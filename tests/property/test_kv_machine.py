@@ -215,6 +215,11 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
 
 
+def _flipped(value: bytes, at: int) -> bytes:
+    """The value with one bit changed: anywhere, or before the MAC, in what the next token is made of."""
+    return value[:at] + bytes(byte ^ 4 for byte in value[at : at + 1]) + value[at + 1 :]
+
+
 class KvMachine(RuleBasedStateMachine):
     """Two workers that come and go, two tenants, few prompts, a store that cannot be trusted."""
 
@@ -279,24 +284,20 @@ class KvMachine(RuleBasedStateMachine):
         """What was kept is in the tiers."""
         self.workers[at].gate.write_all()
 
-    @rule(pick=PICK, instead=PICK, at=PICK, how=st.sampled_from(["flip", "cut", "grow", "swap", "gone"]))
-    def spoil(self, pick: int, instead: int, at: int, how: str) -> None:
-        """A value of the store is changed, put under another's key, or evicted."""
+    @rule(
+        first=st.sampled_from([0, 0, 3, 9, 27]),
+        instead=PICK,
+        at=PICK,
+        how=st.sampled_from(["flip", "forge", "forge", "cut", "grow", "swap", "gone"]),
+    )
+    def spoil(self, first: int, instead: int, at: int, how: str) -> None:
+        """Values of the store, from one on, are changed, put under another's key, or evicted."""
         keys = self.store.keys
-        key, other = (keys[number % len(keys)] if keys else "" for number in (pick, instead))
-        value, swapped = (self.store.get_run([name], 1.0).values[0] for name in (key, other))
-        if value is None or swapped is None:
-            return
-        cut = at % len(value)
-        changed = {
-            "flip": value[:cut] + bytes([value[cut] ^ 4]) + value[cut + 1 :],
-            "cut": value[:cut],
-            "grow": value + value[:cut],
-            "swap": swapped,
-        }
-        self.store.delete([key], 1.0)
-        if how in changed:
-            self.store.inner.put(key, changed[how], 10_000_000, 1.0)
+        for key in keys[first:]:
+            other = keys[instead % len(keys)]
+            value, swapped = (self.store.get_run([name], 1.0).values[0] for name in (key, other))
+            if value and swapped:
+                self._spoil(key, value, swapped, at % len(value), how)
 
     @rule(at=st.integers(0, 1), is_orderly=st.booleans())
     def restart(self, at: int, is_orderly: bool) -> None:
@@ -342,6 +343,18 @@ class KvMachine(RuleBasedStateMachine):
             self._record(worker.step())
         worker.gate.write_all()
 
+    def _spoil(self, key: str, value: bytes, swapped: bytes, cut: int, how: str) -> None:
+        changed = {
+            "flip": _flipped(value, cut),
+            "forge": _flipped(value, max(0, len(value) - 32 - 8) + cut % 8),
+            "cut": value[:cut],
+            "grow": value + value[:cut],
+            "swap": swapped,
+        }
+        self.store.delete([key], 1.0)
+        if how in changed:
+            self.store.inner.put(key, changed[how], 10_000_000, 1.0)
+
     def _submit(self, at: int, generation: Generation) -> None:
         self.generations[generation.id] = generation
         self.place[generation.id] = at
@@ -381,5 +394,5 @@ class KvMachine(RuleBasedStateMachine):
         return min(num_common(generation.token_ids, other.token_ids), BLOCK * min(publics))
 
 
-KvMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+KvMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestKvMachine = KvMachine.TestCase
