@@ -26,23 +26,28 @@ class Connection:
         self._stream = stream
         self.num_owed = 0
         self.is_open = True
+        self._is_spent = False
 
     def send(self, args: tuple[bytes, ...], deadline: Deadline) -> None:
         """Raises StoreFault; then this connection is closed."""
         self.num_owed += 1
-        with self._closing_on_fault():
-            try:
-                self._stream.write(resp.command(*args), deadline)
-            except StoreFault as fault:
-                raise self._last_words() or fault from None
+        try:
+            self._stream.write(resp.command(*args), deadline)
+        except StoreFault as fault:
+            last_words = self._last_words()
+            self.close()
+            raise last_words or fault from None
 
     def receive(self, deadline: Deadline) -> Reply:
         """The reply to the oldest command that has none. Raises StoreFault; then it is closed."""
-        with self._closing_on_fault():
+        try:
             reply = resp.read_reply(self._stream, deadline)
+        except StoreFault:
+            self.close()
+            raise
         self.num_owed -= 1
         if isinstance(reply, ErrorReply) and reply.kind in (FaultKind.READ_ONLY, FaultKind.FULL):
-            self.close()  # a replica now, behind an address that may lead elsewhere; or sent away
+            self._is_spent = True  # a replica now, behind an address that may lead elsewhere; or sent away
         return reply
 
     def call(self, *args: bytes, deadline: Deadline) -> Reply:
@@ -50,9 +55,13 @@ class Connection:
         self.send(args, deadline)
         return self.receive(deadline)
 
-    def is_usable(self) -> bool:
-        """Whether it may serve the next command: open, nothing owed, nothing unread."""
-        return self.is_open and self.num_owed == 0 and self._stream.is_silent()
+    def is_reusable(self) -> bool:
+        """Whether it may be kept for later: open, nothing owed, still with the right server."""
+        return self.is_open and self.num_owed == 0 and not self._is_spent
+
+    def is_alive(self) -> bool:
+        """Asked of a kept one: whether the server neither hung up nor said anything meanwhile."""
+        return self._stream.is_silent()
 
     def shut(self) -> None:
         """End it from another thread."""
@@ -71,14 +80,6 @@ class Connection:
             if isinstance(reply, ErrorReply):
                 return reply.fault()
         return None
-
-    @contextlib.contextmanager
-    def _closing_on_fault(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
 
 def connect(dialer: Dialer, address: Address, login: Login, deadline: Deadline) -> Connection:
@@ -120,7 +121,7 @@ class Pool:
                     return None
                 connection = self._idle.pop()
                 self._out.add(connection)
-            if connection.is_usable():
+            if connection.is_alive():
                 return connection
             self.give_back(connection, is_sound=False)
 
@@ -139,10 +140,10 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection, *, is_sound: bool = True) -> None:
-        """What was taken; kept only where nothing is owed on it."""
+        """What was taken; kept only where it may serve again."""
         with self._lock:
             self._out.discard(connection)
-            if is_sound and connection.is_open and connection.num_owed == 0 and not self._is_closed:
+            if is_sound and connection.is_reusable() and not self._is_closed:
                 self._idle.append(connection)
                 return
         connection.close()

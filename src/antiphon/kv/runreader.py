@@ -8,9 +8,8 @@ unreachable) nothing more is asked; what was asked already is read and kept in i
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon.kv import resp
@@ -85,41 +84,45 @@ class RunReader:
         try:
             order = sorted((index, lane) for lane in lanes for index in lane.waiting)
             for lane in lanes:
-                with self._halting(lane.waiting[0], lane):
-                    lane.begin(self._keys, self._deadline)
+                self._begin(lane)
             for index, lane in order:
-                with self._halting(index, lane):
-                    self._read_one(index, lane)
+                self._read_one(index, lane)
         finally:
             for lane in lanes:
                 lane.end()
 
+    def _begin(self, lane: Lane) -> None:
+        index = lane.waiting[0]
+        try:
+            lane.begin(self._keys, self._deadline)
+        except StoreFault as fault:
+            self._fail(index, lane, fault)
+
     def _read_one(self, index: int, lane: Lane) -> None:
-        if not lane.asked:
-            lane.top_up(self._keys, self._end, self._deadline)
-        if not lane.asked or lane.asked[0] != index:
-            return  # not asked: it lies behind the halt
-        reply = lane.receive(self._deadline)
-        if isinstance(reply, bytes):
-            self._values[index] = reply
-            lane.top_up(self._keys, self._end, self._deadline)
-        elif isinstance(reply, ErrorReply):
-            self._stop(Halt(index, reply.fault(), reply, lane.pool.address))
-        else:
-            self._stop(Halt(index))
+        try:
+            if not lane.asked:
+                lane.top_up(self._keys, self._end, self._deadline)
+            if not lane.asked or lane.asked[0] != index:
+                return  # not asked: it lies behind the halt
+            reply = lane.receive(self._deadline)
+            if isinstance(reply, bytes):
+                self._values[index] = reply
+                lane.top_up(self._keys, self._end, self._deadline)
+            elif isinstance(reply, ErrorReply):
+                self._stop(Halt(index, reply.fault(), reply, lane.pool.address))
+            else:
+                self._stop(Halt(index))
+        except StoreFault as fault:
+            self._fail(index, lane, fault)
 
     @property
     def _end(self) -> int:
         return len(self._keys) if self.halt is None else self.halt.index
 
-    @contextlib.contextmanager
-    def _halting(self, index: int, lane: Lane) -> Iterator[None]:
+    def _fail(self, index: int, lane: Lane, fault: StoreFault) -> None:
         """A fault ends this lane and, behind this index, all of them."""
-        try:
-            yield
-        except StoreFault as fault:
-            lane.asked.clear()
-            self._stop(Halt(index, fault, node=lane.pool.address))
+        lane.asked.clear()
+        self._stop(Halt(index, fault, node=lane.pool.address))
 
     def _stop(self, halt: Halt) -> None:
         self.fault = self.fault or halt.fault

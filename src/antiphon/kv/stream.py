@@ -15,9 +15,8 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from antiphon.kv.deadline import Deadline
 from antiphon.kv.redisurl import Address, Tls
@@ -28,7 +27,6 @@ _PEEK_BYTES = 64
 _TLS_READ_BYTES = 65536
 _LEAST_WAIT_S = 0.001  # a socket's timeout of 0 would be none at all
 
-T = TypeVar("T")
 _Place = tuple[object, ...] | str
 _Found = list[tuple[socket.AddressFamily, _Place]]
 
@@ -65,6 +63,7 @@ class PlainStream:
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
         self._socket = connected
+        self._poll = _poll_of(connected)
 
     def read_line(self, deadline: Deadline) -> bytes:
         line = b""
@@ -84,16 +83,20 @@ class PlainStream:
         return data
 
     def write(self, parts: Sequence[bytes], deadline: Deadline) -> None:
-        # Part by part, not gathered: a value on its own goes faster through unix sockets, and Redis
-        # reads one that begins a read of its own straight into its place.
-        for part in parts:
-            left = memoryview(part)
-            while left:
-                self._arm(socket.SO_SNDTIMEO, deadline)
-                left = left[_translated(partial(self._socket.send, left), deadline) :]
+        left = [memoryview(part) for part in parts]
+        while left:
+            self._arm(socket.SO_SNDTIMEO, deadline)
+            try:
+                num_sent = self._socket.sendmsg(left)
+            except OSError as error:
+                raise _fault_of(error, deadline) from error
+            while left and num_sent >= len(left[0]):
+                num_sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][num_sent:]
 
     def is_silent(self) -> bool:
-        return _is_silent(self._socket)
+        return not self._poll.poll(0)
 
     def shut(self) -> None:
         _shut(self._socket)
@@ -103,7 +106,10 @@ class PlainStream:
 
     def _receive(self, num_bytes: int, flags: int, deadline: Deadline) -> bytes:
         self._arm(socket.SO_RCVTIMEO, deadline)
-        data = _translated(partial(self._socket.recv, num_bytes, flags), deadline)
+        try:
+            data = self._socket.recv(num_bytes, flags)
+        except OSError as error:
+            raise _fault_of(error, deadline) from error
         if not data:
             raise closed()
         return data
@@ -119,13 +125,15 @@ class TlsStream:
 
     def __init__(self, connected: ssl.SSLSocket) -> None:
         self._socket = connected
+        self._poll = _poll_of(connected)
         self._ahead = bytearray()  # read, not handed out yet
 
     def read_line(self, deadline: Deadline) -> bytes:
         while not (end := self._ahead.find(b"\n") + 1):
             if len(self._ahead) > MAX_LINE_BYTES:
                 raise StoreFault(FaultKind.MALFORMED, "a line without end")
-            self._ahead += self._receive(lambda: self._socket.recv(_TLS_READ_BYTES), deadline)
+            part = bytearray(_TLS_READ_BYTES)
+            self._ahead += part[: self._receive(memoryview(part), deadline)]
         line = bytes(self._ahead[:end])
         del self._ahead[:end]
         return checked_line(line)
@@ -137,7 +145,7 @@ class TlsStream:
         del self._ahead[:got]
         view = memoryview(data)
         while got < num_bytes:
-            got += self._receive(partial(self._socket.recv_into, view[got:]), deadline)
+            got += self._receive(view[got:], deadline)
         return bytes(data)
 
     def write(self, parts: Sequence[bytes], deadline: Deadline) -> None:
@@ -145,10 +153,13 @@ class TlsStream:
             left = memoryview(part)
             while left:
                 self._socket.settimeout(deadline.left_s())
-                left = left[_translated(partial(self._socket.send, left), deadline) :]
+                try:
+                    left = left[self._socket.send(left) :]
+                except OSError as error:
+                    raise _fault_of(error, deadline) from error
 
     def is_silent(self) -> bool:
-        return not self._ahead and not self._socket.pending() and _is_silent(self._socket)
+        return not self._ahead and not self._socket.pending() and not self._poll.poll(0)
 
     def shut(self) -> None:
         _shut(self._socket)
@@ -156,12 +167,15 @@ class TlsStream:
     def close(self) -> None:
         self._socket.close()
 
-    def _receive(self, receive: Callable[[], T], deadline: Deadline) -> T:
+    def _receive(self, buffer: memoryview, deadline: Deadline) -> int:
         self._socket.settimeout(deadline.left_s())
-        got = _translated(receive, deadline)
-        if not got:
+        try:
+            num_bytes = self._socket.recv_into(buffer)
+        except OSError as error:
+            raise _fault_of(error, deadline) from error
+        if not num_bytes:
             raise closed()
-        return got
+        return num_bytes
 
 
 class Dialer:
@@ -177,15 +191,18 @@ class Dialer:
 
     def dial(self, address: Address, deadline: Deadline) -> Stream:
         """Connected, and where TLS is on, verified. Raises StoreFault."""
-        connected = _translated(lambda: _connected(address, deadline), deadline)
         try:
-            if self._context is None:
-                return PlainStream(connected)
+            connected = _connected(address, deadline)
+        except OSError as error:
+            raise _fault_of(error, deadline) from error
+        if self._context is None:
+            return PlainStream(connected)
+        try:
             connected.settimeout(deadline.left_s())
-            context = self._context
-            return TlsStream(
-                _translated(lambda: context.wrap_socket(connected, server_hostname=address.host), deadline)
-            )
+            return TlsStream(self._context.wrap_socket(connected, server_hostname=address.host))
+        except OSError as error:
+            connected.close()
+            raise _fault_of(error, deadline) from error
         except StoreFault:
             connected.close()
             raise
@@ -203,16 +220,12 @@ def closed() -> StoreFault:
     return StoreFault(FaultKind.UNREACHABLE, "the server closed the connection")
 
 
-def _translated(act: Callable[[], T], deadline: Deadline) -> T:
-    """What `act` gives; its OSError as a StoreFault."""
-    try:
-        return act()
-    except (TimeoutError, BlockingIOError):
-        raise deadline.fault() from None
-    except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-        raise closed() from None
-    except OSError as error:
-        raise StoreFault(FaultKind.UNREACHABLE, error.strerror or str(error)) from error
+def _fault_of(error: OSError, deadline: Deadline) -> StoreFault:
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return deadline.fault()
+    if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+        return closed()
+    return StoreFault(FaultKind.UNREACHABLE, error.strerror or str(error))
 
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
@@ -270,11 +283,11 @@ def _looked_up(address: Address, flags: int) -> _Found:
     return [(family, place) for family, _, _, _, place in found]
 
 
-def _is_silent(watched: socket.socket) -> bool:
-    """Asked of a stream whose replies were all read: anything to read is its end, or a stray reply."""
+def _poll_of(watched: socket.socket) -> select.poll:
+    """Tells of anything to read; after the last reply that is the peer's end, or a stray reply."""
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    return not poll.poll(0)
+    return poll
 
 
 def _shut(connected: socket.socket) -> None:
