@@ -307,8 +307,6 @@ class Fetcher:
             self._breaker.succeed()
             if got.payloads:
                 self._gate.observe_bytes(got.num_bytes, got.seconds)
-        elif got.fault.kind is FaultKind.TIMEOUT:
-            self._blame(len(got.blocks), got.num_bytes, got.seconds)
         else:
             self._breaker.fail(self._clock.now(), got.fault.kind)
 

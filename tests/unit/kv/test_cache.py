@@ -271,10 +271,27 @@ def test_the_directory_knows_the_tiers(caches: list[KvCache]) -> None:
     assert told == [(Change.STORED, Tier.HOST, 2)] + [(Change.STORED, Tier.STORE, 1)] * 2
 
 
+def test_use_lets_blocks_live_on(caches: list[KvCache]) -> None:
+    """Whichever tier served a block, the store's copy is kept for the other workers."""
+    here, there = caches
+    blocks = chain(5)
+    there.keep(with_payloads(blocks[:4]))
+    assert there.drain(PATIENCE_S)
+    for num_local, num_touched in ((1, 4), (0, 4)):
+        assert len(asked(here, blocks, num_local=num_local).blocks) == 4 - num_local
+        assert here.drain(PATIENCE_S)
+        stats = here.stats().store
+        assert stats is not None
+        assert stats.num_touched == num_touched
+
+
 def test_closing_answers_whoever_waits(store: PuppetStore) -> None:
-    """A worker that shuts down leaves nobody waiting."""
-    cache, inbox = make_cache(store), Inbox()
+    """A worker that shuts down leaves nobody waiting, and what it ends itself is no alarm."""
+    tales = Tales()
+    cache, inbox = make_cache(store, tell=tales), Inbox()
     store.hold()
     cache.begin(prefix_of(chain(3)), inbox)
+    store.await_that(lambda: len(store.runs) == 1)
     cache.close()
     assert inbox.one().report.decision == "fault"
+    assert tales.told == []

@@ -217,7 +217,11 @@ def test_a_healed_store_is_noticed_without_requests() -> None:
     bench = Bench(patience_s=10 * PATIENCE_S)
     bench.store.fault = FaultKind.UNREACHABLE
     for number in range(3):
-        assert bench.fetch(chain(2, start=1000 * number)).outcome is Outcome.FAULT
+        bench.store.hold()  # so that the timekeeper has gone to sleep when the call fails
+        assert bench.start(chain(2, start=1000 * number)) is None
+        bench.store.await_that(lambda: len(bench.store.runs) > number)  # noqa: B023 - called in this turn
+        bench.store.let_go()
+        assert bench.wait(number + 1)[number].outcome is Outcome.FAULT
     assert bench.faults[:3] == [FaultKind.UNREACHABLE] * 3
     num_pings = bench.store.num_pings
     bench.store.await_that(lambda: bench.store.num_pings >= num_pings + 2)
