@@ -94,7 +94,8 @@ class Engine:
         """Take a generation in. Raises BadRequest, ContextTooLong or Busy; then nothing is left of it.
 
         With `hold_s` it may get blocks from elsewhere: if some are missing that nobody else is about to
-        bring, it waits for `supply` or `release_hold`, but no longer than that.
+        bring, it waits for `supply` or `release_hold`, but no longer than that. Without, the prefix
+        returned names no blocks: there is nobody to ask for them.
         """
         self._check(generation)
         now = self._clock.now()
@@ -120,7 +121,9 @@ class Engine:
                 sequence.sampler.accept(token_id)
             self._scheduler.add(sequence)
         self._open[generation.id] = sequences
-        if supply is not None and hold_s is not None and self._scheduler.hold(sequences[0]):
+        if supply is None or hold_s is None:
+            return Prefix(generation.id, (), 0, generation.num_prompt_tokens)
+        if self._scheduler.hold(sequences[0]):
             supply.until_s = now + hold_s
             self._held[generation.id] = supply
         return self._prefix(sequences[0])

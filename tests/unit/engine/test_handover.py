@@ -280,7 +280,7 @@ def test_tenants_take_nothing_of_each_other(make_generation: Make, saved: Arriva
     assert engine.counters.imported_blocks == 0
     for tenant in ("one", "two"):
         made = make_generation(tenant, PROMPT, tenant=tenant)
-        blocks = engine.add(msgspec.structs.replace(made, num_public_tokens=40)).blocks
+        blocks = engine.add(msgspec.structs.replace(made, num_public_tokens=40), hold_s=0.0).blocks
         assert [block.scope for block in blocks] == [PUBLIC_SCOPE] * 2 + [b"tenant:" + tenant.encode()] * 2
     run(engine)
 
@@ -297,7 +297,7 @@ def test_the_public_scope_is_nobodys(make_generation: Make) -> None:
 def test_blocks_are_due_at_the_prompts_end_then_now_and_then_and_at_the_end(make_generation: Make) -> None:
     """Each once, in the order of its chain."""
     engine = engine_with(checkpoint_blocks=2)
-    prefix = engine.add(make_generation("g", PROMPT, max_tokens=64))
+    engine.add(make_generation("g", PROMPT, max_tokens=64))
     due: list[list[int]] = []
     while engine.has_work:
         engine.step()
@@ -305,7 +305,6 @@ def test_blocks_are_due_at_the_prompts_end_then_now_and_then_and_at_the_end(make
         if blocks:
             due.append([block.index for block in blocks])
     assert due == [[0, 1, 2, 3], [4, 5], [6, 7]]
-    assert [block.index for block in prefix.blocks] == [0, 1, 2, 3]
     engine.check()
 
 
@@ -361,6 +360,13 @@ def test_preempted_blocks_are_due(make_generation: Make) -> None:
     assert due
     assert [block for block, _ in engine.export(due)] == due
     run(engine)
+
+
+def test_without_anybody_to_ask_no_blocks_are_named(make_generation: Make) -> None:
+    """An engine alone does not even list them, and runs at once."""
+    engine = engine_with()
+    assert engine.add(make_generation("g", PROMPT)) == Prefix("g", (), 0, len(PROMPT))
+    assert engine.has_work
 
 
 def test_without_checkpoints_nothing_is_collected(make_generation: Make) -> None:
