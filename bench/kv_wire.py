@@ -53,9 +53,9 @@ _TASKS = (2, 4)
 class Settings:
     """Sizes of the bench."""
 
-    num_pairs: int = 7
+    num_pairs: int = 9
     num_sweeps: int = 2
-    bytes_a_sample: int = 120_000_000
+    bytes_a_sample: int = 100_000_000
     io_threads: tuple[int, ...] = (1, 2)
 
     @classmethod
@@ -127,7 +127,7 @@ class Meter:
                 self._client.set(benchmark_key(number), self._value)
         py: list[Side] = [RedisPy(self._place, mode) for mode in self._modes()]
         py += [RedisPyAsync(self._place, num_tasks) for num_tasks in _TASKS]
-        ours: list[Side] = [Ours(self._place, num_threads) for num_threads in (1, 2)]
+        ours: list[Side] = [Ours(self._place, num_threads) for num_threads in (1, 2, 4)]
         benchmarks = [RedisBenchmark(self._place, count) for count in _CONNECTIONS]
         try:
             return await self._measured(ours, py, benchmarks)

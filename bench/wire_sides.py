@@ -149,6 +149,7 @@ class Mode:
 MODES = (
     Mode("redis-py, 1 thread"),
     Mode("redis-py, 2 threads", num_threads=2),
+    Mode("redis-py, 4 threads", num_threads=4),
     Mode("redis-py, 1 thread, reads of 1 MiB", read_bytes=2**20),
     Mode("redis-py, 2 threads, reads of 1 MiB", num_threads=2, read_bytes=2**20),
     Mode("redis-py without hiredis, 1 thread", is_hiredis=False, read_bytes=2**20),

@@ -26,6 +26,7 @@ MAX_LINE_BYTES = 4096
 _PEEK_BYTES = 64
 _TLS_READ_BYTES = 65536
 _LEAST_WAIT_S = 0.001  # a socket's timeout of 0 would be none at all
+_NEARLY = 1.01
 
 _Place = tuple[object, ...] | str
 _Found = list[tuple[socket.AddressFamily, _Place]]
@@ -63,6 +64,7 @@ class PlainStream:
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
         self._socket = connected
+        self._armed_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}  # 0: not yet
         self._poll = _poll_of(connected)
 
     def read_line(self, deadline: Deadline) -> bytes:
@@ -115,9 +117,16 @@ class PlainStream:
         return data
 
     def _arm(self, option: int, deadline: Deadline) -> None:
-        """Bound the next system call: with MSG_WAITALL, too, the kernel counts its waits together."""
-        seconds, part = divmod(max(deadline.left_s(), _LEAST_WAIT_S), 1.0)
+        """Bound the next system call: with MSG_WAITALL, too, the kernel counts its waits together.
+
+        What is set already stands while it is right to a hundredth.
+        """
+        left_s = max(deadline.left_s(), _LEAST_WAIT_S)
+        if left_s <= self._armed_s[option] <= _NEARLY * left_s:
+            return
+        seconds, part = divmod(left_s, 1.0)
         self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(part * 1e6)))
+        self._armed_s[option] = left_s
 
 
 class TlsStream:

@@ -57,7 +57,7 @@ async def test_a_case_is_swept_then_measured_in_pairs(put: bool) -> None:
     with redis_server() as server, server.client() as client:
         case = Case("TCP", 1, "0.7 MiB", put)
         outcome = await Meter(TINY, case, place_of(server), client).run()
-    assert len(outcome.swept) == 2 + len(MODES) + 2 + 4 - put  # MGET does not put
+    assert len(outcome.swept) == 3 + len(MODES) + 2 + 4 - put  # MGET does not put
     assert {outcome.best_py, outcome.best_benchmark} < outcome.swept.keys()
     for pairs in (outcome.of_py, outcome.of_benchmark):
         assert (len(pairs.ours), len(pairs.peer)) == (2, 2)
