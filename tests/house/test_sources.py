@@ -17,6 +17,8 @@ MAX_LINES = 400
 CATCHERS = {
     "src/antiphon/gateway/middleware.py",  # a fault of ours is logged and answered
     "src/antiphon/router/link.py",  # a fault costs one connection, not the gateway
+    "src/antiphon/kv/fetcher.py",  # a fault of ours costs a fetch, not the thread
+    "src/antiphon/kv/writer.py",  # nor the writer's
     "src/antiphon/worker/kvbridge.py",  # a tier that breaks costs reuse, not answers
     "src/antiphon/worker/enginethread.py",  # the engine thread dies: every answer ends, the process is told
 }

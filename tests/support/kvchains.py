@@ -96,6 +96,7 @@ class PuppetStore:
     inner: MemoryStore = field(default_factory=lambda: MemoryStore(WallClock(), 2**30))
     fault: FaultKind | None = None  # every call ends so
     write_fault: FaultKind | None = None  # so do writes only
+    bug: Exception | None = None  # every call raises this, which no store should
     is_held: bool = False  # calls stand still, whatever their timeout says
 
     def __post_init__(self) -> None:
@@ -161,6 +162,8 @@ class PuppetStore:
             note()
             self._news.notify_all()
             self._news.wait_for(lambda: not self.is_held, PATIENCE_S)
+        if self.bug is not None:
+            raise self.bug
 
     def _raise(self, kind: FaultKind | None) -> None:
         if kind is not None:

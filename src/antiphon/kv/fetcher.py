@@ -16,7 +16,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from antiphon.core.clock import Clock
 from antiphon.core.kvblock import KvBlock
@@ -82,7 +81,7 @@ class Fetcher:
         self._lock = parts.lock
         self._work = threading.Condition(self._lock)
         self._tick = threading.Condition(self._lock)
-        self._queue: deque[Callable[[], None]] = deque()
+        self._queue: deque[Job | None] = deque()  # None: a probe
         self._flights = Flights()
         self._probes = ProbePlan.starting(parts.breaker, parts.clock.now())
         self._is_closed = False
@@ -116,7 +115,7 @@ class Fetcher:
             block_s = self._gate.compute_s(self._settings.block_tokens)
             waiter = Waiter(generation, fitting, now, patience_s, block_s, done)
             for job in self._flights.open(waiter):
-                self._queue.append(partial(self._serve, job))
+                self._queue.append(job)
                 self._work.notify()
             self._tick.notify()
         return None
@@ -185,8 +184,28 @@ class Fetcher:
                     self._work.wait()
                 if self._is_closed:
                     return
-                task = self._queue.popleft()
-            task()
+                job = self._queue.popleft()
+            try:
+                if job is None:
+                    self._probe()
+                else:
+                    self._serve(job)
+            except Exception as error:  # noqa: BLE001 - a fault of ours costs a fetch, not the thread
+                self._give_up(job, error)
+
+    def _give_up(self, job: Job | None, error: Exception) -> None:
+        """What nobody expected counts as a failure of the store: whoever waits is told, it is rested."""
+        fault = StoreFault(FaultKind.OTHER, f"{type(error).__name__}: {error}")
+        self._hooks.failed(fault)
+        waiters: Sequence[Waiter] = ()
+        with self._lock:
+            self._counts.faults[fault.kind] += 1
+            self._breaker.fail(self._clock.now(), fault.kind)
+            if job is None:
+                self._end_probe()
+            else:
+                waiters = self._flights.land(job, (), Outcome.FAULT)
+        _tell(waiters)
 
     def _serve(self, job: Job) -> None:
         while True:
@@ -265,7 +284,7 @@ class Fetcher:
                         self._blame(1, 0, now - job.asked_s)
                         job.asked_s = None
                 if self._probes.begin(now):
-                    self._queue.appendleft(self._probe)
+                    self._queue.appendleft(None)
                     self._work.notify()
                 if not waiters:
                     self._tick.wait(self._pause_s(now))

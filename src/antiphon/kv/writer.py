@@ -192,6 +192,8 @@ class Writer:
                 self._work()
             except StoreFault as fault:
                 self._fail(fault)
+            except Exception as error:  # noqa: BLE001 - a fault of ours costs a write, not the thread
+                self._fail(StoreFault(FaultKind.OTHER, f"{type(error).__name__}: {error}"))
             else:
                 with self._news:
                     self._parts.breaker.succeed()
@@ -233,13 +235,13 @@ class Writer:
 
     def _put(self, block: KvBlock, payload: Payload) -> None:
         parts = self._parts
-        value = parts.codec.encode(block, payload)
         ttl_ms = parts.ttl.ttl_ms(block.index, block.hash)
         try:
+            value = parts.codec.encode(block, payload)
             is_stored = parts.store.put(parts.codec.key(block), value, ttl_ms, self._settings.timeout_s)
-        except StoreFault as fault:
+        except Exception as error:
             with self._news:
-                if fault.kind in _POSTPONED:
+                if isinstance(error, StoreFault) and error.kind in _POSTPONED:
                     self._queue.appendleft((block, payload))
                 else:
                     self._settle(block, payload)

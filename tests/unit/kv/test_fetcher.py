@@ -354,3 +354,20 @@ def test_closing_tells_everybody() -> None:
     assert {waiter.outcome for waiter in bench.done} == {Outcome.FAULT}
     assert len(bench.done) == 2
     assert bench.start(chain(1)) == "no_store"
+
+
+def test_a_bug_costs_a_fetch_and_not_the_thread(bench: Bench) -> None:
+    """A store that raises what it must not is a failed store: told, rested, used again later."""
+    blocks = chain(4)
+    bench.fill(blocks)
+    bench.store.bug = RuntimeError("not the protocol")
+    for _ in range(8):
+        if not bench.breaker.is_closed:
+            break
+        assert bench.fetch(blocks).outcome is Outcome.FAULT
+    assert not bench.breaker.is_closed
+    assert set(bench.faults) == {FaultKind.OTHER}
+    assert bench.fetcher.num_bytes_under_way == 0
+    bench.store.bug = None
+    bench.await_closed()
+    assert bench.fetch(blocks).outcome is Outcome.FETCHED

@@ -250,3 +250,15 @@ def test_a_wall_clock_lets_it_try_again_by_itself() -> None:
     assert writer.drain(PATIENCE_S)
     assert stored == blocks
     writer.close()
+
+
+def test_a_bug_costs_a_write_and_not_the_thread(desk: Desk) -> None:
+    """What no store should raise is counted as a failure of it; the next block is written."""
+    first, second = chain(2)
+    desk.store.bug = RuntimeError("not the protocol")
+    desk.put([first])
+    assert [fault.kind for fault in desk.faults] == [FaultKind.OTHER]
+    assert desk.writer.num_bytes_queued == 0
+    desk.store.bug = None
+    desk.put([second])
+    assert desk.stored == [second]
