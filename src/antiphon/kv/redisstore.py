@@ -1,8 +1,8 @@
 """The `BlockStore` over Redis: one server, a Sentinel-watched master or a cluster.
 
 Needs of Redis: GET, SET, PEXPIRE, UNLINK, PING; AUTH and SELECT where the URL says so; CLUSTER SLOTS
-and ASKING on a cluster. Own sockets and protocol instead of redis-py, which costs more than twice the
-CPU a byte (docs/benchmarks.md, kv-wire).
+and ASKING on a cluster. Own sockets and protocol instead of redis-py, whose fastest mode reads slower
+and needs 1.4 to 2.5 times the CPU a byte (docs/benchmarks.md, kv-wire).
 
 Connections are bounded: at most `num_sockets` a call and server, `max_calls` calls at a time. A call
 that outlives its deadline drops its connections.
