@@ -2,9 +2,9 @@
 
 `PlainStream` lets the kernel wait for a whole value (MSG_WAITALL): it copies each byte once, straight
 into the `bytes` that is handed out, in one call without the interpreter's lock; redis-py's fastest
-mode needs 1.4 to 2.5 times the CPU for it (docs/benchmarks.md, kv-wire). `TlsStream` decrypts into a buffer and copies
-once more. After any fault a stream's state is unknown and its owner must close it; `shut` may be
-called by another thread and makes a waiting one fail. POSIX only (SO_RCVTIMEO).
+mode needs 1.4 to 2.5 times the CPU for it (docs/benchmarks.md, kv-wire). `TlsStream` decrypts into a
+buffer and copies once more. After any fault a stream's state is unknown and its owner must close it;
+`shut` may be called by another thread and makes a waiting one fail. POSIX only (SO_RCVTIMEO).
 """
 
 from __future__ import annotations
