@@ -86,9 +86,9 @@ class Side:
         self._next = num_tokens[0]
 
     def prefill_s(self, ids: Sequence[int]) -> float:
-        """Seconds of one step of a prompt behind what stream 0 holds; it holds no more afterwards."""
-        start, chunk = self._next, list(ids[:STEP_TOKENS])
-        seconds = self._timed([Row(0, start, chunk, True)])
+        """Seconds of one step of at most `STEP_TOKENS` behind what stream 0 holds; that stays as it is."""
+        start = self._next
+        seconds = self._timed([Row(0, start, list(ids), True)])
         self._context.truncate(0, start)
         return seconds
 

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from bench.errors import BenchFault
-from bench.kv_type import Block, Outcome, Settings, agreement, beginnings, figures, text_ids
+from bench.kv_type import (
+    Block,
+    Outcome,
+    Settings,
+    Speed,
+    agreement,
+    beginnings,
+    faster_f16,
+    figures,
+    text_ids,
+)
 from bench.type_sides import BLOCK_TOKENS, NUM_STREAMS, STEP_TOKENS, VARIANTS, Side, Variant
 
 from antiphon.engine.kvtype import KvType
@@ -15,14 +25,19 @@ from antiphon.engine.llamacontext import free_model, load_model
 from antiphon.worker.closeness import Closeness
 
 BLOCKS = {
-    KvType.F16: Block(1_000 - 144, 32, flash_attention=False),
-    KvType.Q8_0: Block(530 - 144, 32, flash_attention=True),
-    KvType.Q4_0: Block(280 - 144, 32, flash_attention=True),
+    KvType.F16: Block(1_000 - 144, 32),
+    KvType.Q8_0: Block(530 - 144, 32),
+    KvType.Q4_0: Block(280 - 144, 32),
 }
 
 
+def speed(seconds: float) -> Speed:
+    """All its times the same."""
+    return Speed([seconds] * 3, [seconds] * 3, [seconds] * 3)
+
+
 def outcome(change: float, seconds: float) -> Outcome:
-    """A variant that changed the perplexity so, with all its times the same."""
+    """A variant that changed the perplexity so."""
     closeness = Closeness(
         perplexity=20 * (1 + change),
         perplexity_change=change,
@@ -31,7 +46,7 @@ def outcome(change: float, seconds: float) -> Outcome:
         mean_logit_change=0.0,
         max_logit_change=0.0,
     )
-    return Outcome(closeness, 0.9, 0.8, [seconds] * 3, [seconds] * 3, [seconds] * 3)
+    return Outcome(closeness, 0.9, 0.8, speed(seconds))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +84,19 @@ def test_agreement_ends_at_the_first_difference(answers: list[list[int]], share:
 
 
 @pytest.mark.parametrize("base_is_flash", [False, True])
-def test_figures_are_against_f16_as_served(base_is_flash: bool) -> None:
-    """Whichever attention the runner chose, the other one of f16 stands beside it."""
+def test_the_peer_is_f16_in_its_faster_mode(base_is_flash: bool) -> None:
+    """However fast a quantised format may be."""
+    speeds = {
+        Variant(KvType.F16, flash=base_is_flash): speed(1.0),
+        Variant(KvType.F16, flash=not base_is_flash): speed(2.0),
+        Variant(KvType.Q8_0, flash=True): speed(0.5),
+    }
+    assert faster_f16(speeds) == Variant(KvType.F16, flash=base_is_flash)
+
+
+@pytest.mark.parametrize("base_is_flash", [False, True])
+def test_figures_are_against_f16(base_is_flash: bool) -> None:
+    """Whichever attention that is, the other one of f16 stands beside it."""
     base, other = (Variant(KvType.F16, flash=flash) for flash in (base_is_flash, not base_is_flash))
     outcomes = {
         base: outcome(0.0, 1.0),
@@ -117,7 +143,7 @@ def test_copies_go_on_as_the_text_would(model: int, model_path: Path, variant: V
             row = logits[length - 1]
             assert row[answer[0]] >= row.max() - 1.0
         side.hold([len(ids)] * NUM_STREAMS)
-        assert side.prefill_s(ids) > 0
+        assert side.prefill_s(ids[:STEP_TOKENS]) > 0
         assert side.decode_s(NUM_STREAMS, 2) > 0
     finally:
         side.close()
