@@ -23,7 +23,8 @@ _BOUNDED = (7, 0)  # since then there is maxmemory-clients
 _SLOW_RTT_S, _SLOW_BYTES_S = 5e-3, 100e6
 _ACL = (
     "ACL SETUSER NAME on >PASSWORD ~antiphon:kv:* -@all +get +set +pexpire +unlink +ping "
-    "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`)"
+    "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`; "
+    "a cluster needs +cluster|slots +asking as well)"
 )
 _UNREACHABLE = {
     FaultKind.DENIED: "Put user and password into the URL: redis://USER:PASSWORD@HOST",
