@@ -6,12 +6,12 @@ Fetching wins where the store delivers more bytes a second than the engine produ
     seconds(n) = (2 · parameters · n + 2 · layers · attention width · n²) / (GPUs · peak · share reached)
 
 so long prefixes need less bandwidth. Pure estimates on paper: what this fleet really does is measured
-by the cost gate (gate.py). `antiphon doctor --redis` compares a store's bandwidth with this table.
+by the cost gate (gate.py). docs/break-even.md is made from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SHARE_OF_PEAK = 0.6  # of the arithmetic peak that prefill reaches; 0.45 … 0.7 are common
 
@@ -40,6 +40,15 @@ class Deployment:
 
 _H100, _L40S, _CORE = 989e12, 362e12, 0.1e12  # a core of a server CPU with AVX-512, 8-bit weights
 
+_LLAMA_8B = Deployment(
+    name="Llama-3-8B BF16, 1 H100",
+    num_parameters=8.03e9,
+    num_layers=32,
+    attention_width=4096,
+    kv_bytes_per_token=131_072,
+    peak_flops_per_s=_H100,
+)
+
 DEPLOYMENTS = (
     Deployment(
         name="SmolLM2-135M, 2 CPU cores",
@@ -49,30 +58,9 @@ DEPLOYMENTS = (
         kv_bytes_per_token=23_040,
         peak_flops_per_s=2 * _CORE,
     ),
-    Deployment(
-        name="Llama-3-8B, 32 CPU cores",
-        num_parameters=8.03e9,
-        num_layers=32,
-        attention_width=4096,
-        kv_bytes_per_token=131_072,
-        peak_flops_per_s=32 * _CORE,
-    ),
-    Deployment(
-        name="Llama-3-8B BF16, 1 L40S",
-        num_parameters=8.03e9,
-        num_layers=32,
-        attention_width=4096,
-        kv_bytes_per_token=131_072,
-        peak_flops_per_s=_L40S,
-    ),
-    Deployment(
-        name="Llama-3-8B BF16, 1 H100",
-        num_parameters=8.03e9,
-        num_layers=32,
-        attention_width=4096,
-        kv_bytes_per_token=131_072,
-        peak_flops_per_s=_H100,
-    ),
+    replace(_LLAMA_8B, name="Llama-3-8B, 32 CPU cores", peak_flops_per_s=32 * _CORE),
+    replace(_LLAMA_8B, name="Llama-3-8B BF16, 1 L40S", peak_flops_per_s=_L40S),
+    _LLAMA_8B,
     Deployment(
         name="Llama-3-70B BF16, 8 H100",
         num_parameters=70.6e9,
