@@ -8,7 +8,6 @@ missing (macOS) leave a question open, which is no fault.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import signal
 import socket
@@ -212,8 +211,3 @@ def read_text(path: str) -> str:
         return Path(path).read_text("utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

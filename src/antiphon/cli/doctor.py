@@ -12,6 +12,7 @@ from antiphon import __version__
 from antiphon.cli import checks, kvoptions, options, redischecks
 from antiphon.cli.checks import Finding
 from antiphon.cli.models import find_model
+from antiphon.core.cores import usable_cores
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +49,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("ok", "antiphon", __version__)
     yield from checks.check_versions()
     yield checks.check_llama(checks.read_text("/proc/cpuinfo"))
-    yield checks.check_cores(checks.num_usable_cores(), checks.read_text(f"{checks.CGROUP}/cpu.max"))
+    yield checks.check_cores(usable_cores(), checks.read_text(f"{checks.CGROUP}/cpu.max"))
     yield from checks.check_model(entry, options.MAX_SEQUENCES, checks.read_available_memory())
     yield checks.check_port(args.host, args.port)
     yield from redischecks.check_store(kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO))

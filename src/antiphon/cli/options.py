@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from antiphon.core.cores import usable_cores
 from antiphon.core.errors import BadRequest
 
 DEFAULT_MODEL = "smollm2"
@@ -128,7 +129,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=whole(1, 1024),
         metavar="N",
-        help="engine threads (default: as step times recommend)",
+        help="engine threads of a worker (default: as step times recommend; a worker's share of the cores "
+        "where `serve` starts several)",
     )
     parser.add_argument(
         "--weights",
@@ -139,9 +141,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_arguments(args: argparse.Namespace) -> list[str]:
-    """The engine options as a command line again, for a worker that `serve` starts."""
+def engine_arguments(args: argparse.Namespace, num_workers: int) -> list[str]:
+    """The engine options as a command line again, for each of the workers that `serve` starts.
+
+    Several of them share the cores: threads of two engines on one core wait for each other in vain
+    (docs/adr/0002).
+    """
     given = {name: getattr(args, name) for name in _ENGINE_OPTIONS}
+    if num_workers > 1 and args.threads is None:
+        given["threads"] = max(1, usable_cores() // num_workers)
     return [
         part
         for name, value in given.items()

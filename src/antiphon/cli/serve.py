@@ -131,7 +131,7 @@ class _Serve:
         return server.url
 
     def _worker(self, number: int, store: str) -> SupervisedCommand:
-        engine = options.engine_arguments(self._args)
+        engine = options.engine_arguments(self._args, self._args.workers)
         cache = kvoptions.cache_arguments(self._args, self._args.workers, self._available_bytes)
         if store != kvoptions.NONE:
             file = kvoptions.key_file(self._args.kv_key_file, os.environ)

@@ -4,11 +4,14 @@ llama.cpp's fused CPU kernel is fast for long chunks of one sequence and on some
 short ones that batches of chats are made of (docs/adr/0001). So two small contexts over the loaded
 model are timed on such a batch before the real one is made. Their KV is filled with zeros instead of
 computed tokens: the arithmetic is the same, and a large model is measured in a few steps.
+
+The threads are as many as are fastest just now: with too many beside a busy neighbour these very
+steps would take minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,16 +19,20 @@ from antiphon.core.clock import Clock
 from antiphon.engine.kvstate import KvLayout, UnknownLayout
 from antiphon.engine.llamabatch import Row
 from antiphon.engine.llamacontext import ContextShape, LlamaContext
+from antiphon.engine.threads import fastest
 
 _STREAMS, _HELD_TOKENS, _CHUNK_TOKENS, _BLOCK_TOKENS = 4, 256, 16, 32
-_ROUNDS = 2
+_ROUNDS = 3
 
 # The work the choice is judged by: per chunk of a prompt computed, this many tokens are answered.
 _DECODES_PER_CHUNK = 10
 
 
-def prefers_flash_attention(model: int, threads: int, clock: Clock) -> bool:
-    """Whether batches of chats step faster with it on this machine. True where that cannot be tried."""
+def prefers_flash_attention(model: int, thread_counts: Sequence[int], clock: Clock) -> bool:
+    """Whether batches of chats step faster with it on this machine. True where that cannot be tried.
+
+    `thread_counts`, ascending, are those a step may use.
+    """
     contexts: dict[bool, LlamaContext] = {}
     try:
         for flash in (True, False):
@@ -35,11 +42,14 @@ def prefers_flash_attention(model: int, threads: int, clock: Clock) -> bool:
                     num_streams=_STREAMS,
                     stream_tokens=2 * _HELD_TOKENS,
                     step_tokens=_STREAMS * _BLOCK_TOKENS,
-                    threads=threads,
+                    threads=thread_counts[0],
                     flash_attention=flash,
                 ),
             )
             _fill(contexts[flash])
+        threads = _fastest_threads(contexts[True], thread_counts, clock)
+        for context in contexts.values():
+            context.use_threads(threads)
         costs = {flash: float("inf") for flash in contexts}
         for _ in range(_ROUNDS):
             for flash, context in contexts.items():
@@ -59,6 +69,16 @@ def _fill(context: LlamaContext) -> None:
     payload = bytes(_BLOCK_TOKENS * layout.bytes_per_token)
     for stream in range(_STREAMS):
         context.write(stream, layout.join([payload] * (_HELD_TOKENS // _BLOCK_TOKENS), stream, _BLOCK_TOKENS))
+
+
+def _fastest_threads(context: LlamaContext, counts: Sequence[int], clock: Clock) -> int:
+    """How many of these threads decode fastest."""
+
+    def decode_s(count: int) -> float:
+        context.use_threads(count)
+        return _step_s(context, 1, clock.now)
+
+    return fastest(counts, decode_s, rounds=_ROUNDS)[0] if len(counts) > 1 else counts[0]
 
 
 def _cost_s(context: LlamaContext, clock: Clock) -> float:

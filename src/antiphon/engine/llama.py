@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from antiphon.engine.streams import Stream, Streams
 from antiphon.engine.threads import ThreadGovernor, fastest
 
 _SHORT_PREFILL = 16  # tokens of the prefill that is measured at start
+_MEASURED_DECODES = 5  # with each thread count, then
 _MAX_GAP = 3  # streams; a longer gap is cheaper to run around
 _MAX_PAYLOAD_BYTES = 4 * 2**20  # Redis peaks near values of 4 MB (docs/adr/0001)
 _SPARE_BYTES = 128 * 2**20  # payloads of blocks that lie in a stream too: a long shared prefix fits
@@ -58,10 +58,9 @@ class LlamaRunner:
         self.vocab_size = vocab_size(self._model)
         self.context_tokens = settings.context_tokens
         self.max_sequences = settings.max_sequences
-        most_threads = settings.thread_counts[-1]
         self._kv_type = settings.kv_type
         self.flash_attention = settings.kv_type.is_quantised or prefers_flash_attention(
-            self._model, most_threads, clock
+            self._model, settings.thread_counts, clock
         )
         self._context = LlamaContext(
             self._model,
@@ -69,13 +68,14 @@ class LlamaRunner:
                 num_streams=settings.max_sequences,
                 stream_tokens=settings.context_tokens,
                 step_tokens=settings.max_step_tokens + settings.max_sequences,
-                threads=most_threads,
+                threads=settings.thread_counts[0],
                 flash_attention=self.flash_attention,
                 kv_type=settings.kv_type,
             ),
         )
         self.kv_description = describe_kv(self._model, settings.kv_type, settings.context_tokens, os.environ)
-        start, decode_s = fastest(settings.thread_counts, self._measure)
+        self._context.decode([Row(0, 0, [1] * _SHORT_PREFILL, False)])
+        start, decode_s = fastest(settings.thread_counts, self._decode_s, rounds=_MEASURED_DECODES)
         measured = ((1, decode_s), (_SHORT_PREFILL, self._measure_prefill(start)))
         self._governor = ThreadGovernor(settings.thread_counts, start, measured)
         self.block_tokens = 16
@@ -168,21 +168,19 @@ class LlamaRunner:
                 fillers += gap
         return fillers
 
-    def _measure(self, threads: int) -> float:
-        """Seconds of a decode with this many threads: the median of some after a short prefill."""
+    def _decode_s(self, threads: int) -> float:
+        """Seconds of a decode with this many threads, after the short prefill."""
         self._context.use_threads(threads)
-        self._context.decode([Row(0, 0, [1] * _SHORT_PREFILL, False)])
-        seconds: list[float] = []
-        for position in range(_SHORT_PREFILL, _SHORT_PREFILL + 5):
-            started = self._clock.now()
-            self._context.decode([Row(0, position, [1], True)])
-            seconds.append(self._clock.now() - started)
-        self._context.truncate(0, 0)
-        return statistics.median(seconds)
+        started = self._clock.now()
+        self._context.decode([Row(0, _SHORT_PREFILL, [1], True)])
+        seconds = self._clock.now() - started
+        self._context.truncate(0, _SHORT_PREFILL)
+        return seconds
 
     def _measure_prefill(self, threads: int) -> float:
-        """Seconds of a prefill of `_SHORT_PREFILL` tokens: the least of some."""
+        """Seconds of the short prefill: the least of some. Stream 0 is empty afterwards."""
         self._context.use_threads(threads)
+        self._context.truncate(0, 0)
         seconds: list[float] = []
         for _ in range(3):
             started = self._clock.now()

@@ -86,14 +86,19 @@ def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int 
     """The count whose `measure` (seconds of some work) is least; of near equals the lowest.
 
     With it those seconds (their median). Each count is measured once a round, so that a passing
-    disturbance meets all of them.
+    disturbance meets all of them. `counts` ascend: beside a busy neighbour one step with too many
+    threads may take seconds, so a count that costs far more than a lower one in the first round is not measured again.
     """
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
-        for count in counts:
+        for count in [*seconds]:
+            is_first = not seconds[count]
             seconds[count].append(measure(count))
+            lower = [seconds[other][0] for other in seconds if other < count]
+            if is_first and lower and seconds[count][0] > _COLLAPSE * min(lower):
+                del seconds[count]
     median = {count: statistics.median(times) for count, times in seconds.items()}
-    best = min(count for count in counts if median[count] <= _EVEN * min(median.values()))
+    best = min(count for count in seconds if median[count] <= _EVEN * min(median.values()))
     return best, median[best]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from antiphon import __version__
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import Clock
+from antiphon.core.cores import usable_cores
 from antiphon.core.generation import WorkerInfo
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.kvtype import KvType
@@ -79,7 +79,7 @@ def thread_counts(threads: int | None) -> tuple[int, ...]:
     """Thread counts a step may use: the one given, or some up to the cores this process may use."""
     if threads is not None:
         return (threads,)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return tuple(sorted({1, max(1, cores // 2), max(1, cores - 1), cores}))
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import uvicorn
 
 from antiphon.core.catalogue import ModelEntry
-from antiphon.core.clock import WallClock
+from antiphon.core.clock import Clock, WallClock
 from antiphon.core.errors import EngineFault
+from antiphon.engine.engine import Engine
 from antiphon.kv.cache import KvCache
 from antiphon.kv.heap import keep_freed
 from antiphon.obs.log import Logger
@@ -32,8 +33,10 @@ from antiphon.worker.kvsettings import KvSettings
 from antiphon.worker.kvtiers import open_tiers
 from antiphon.worker.links import Links
 from antiphon.worker.meter import Meter
+from antiphon.worker.weightcache import Locked, LockTimeout
 from antiphon.worker.weights import Progress, TuningSetup, choose_weights
 
+_START_DEADLINE_S = 60.0  # for the workers of this machine that start at the same time
 _WRITE_OUT_S = 5.0  # for what the engine held to reach the store
 _DEATH_GRACE_S = 1.0  # for the last outputs and a 503 to be seen
 
@@ -73,7 +76,7 @@ async def run_worker(
             links.deliver(news)
 
     on_progress("loading the model", 0.9)
-    built = await engine.start(lambda: build_engine(model, settings.size, settings.kv, clock), deliver)
+    built = await engine.start(lambda: _build(settings, model, clock, on_progress, log), deliver)
     info = describe(settings.name, model, built)
     kv = open_tiers(settings.kv, built.runner, bytes.fromhex(info.namespace), clock, log)
     if kv is not None:
@@ -89,6 +92,24 @@ async def run_worker(
             await asyncio.to_thread(_close, kv)
     if engine.failure is not None:
         raise EngineFault("The engine died; see the log.") from engine.failure
+
+
+def _build(
+    settings: WorkerSettings, model: LoadedModel, clock: Clock, on_progress: Progress, log: Logger
+) -> Engine:
+    """Build the engine, one worker of a machine after the other: each times its steps then.
+
+    Whoever cannot have the lock builds without it: the figures are worse then, nothing else is.
+    """
+    file = settings.weights_folder / "start.lock"
+    lock = Locked(file, "measuring its steps", _START_DEADLINE_S, on_progress)
+    with contextlib.ExitStack() as held:
+        if model.path is not None:
+            try:
+                held.enter_context(lock)
+            except (OSError, LockTimeout) as error:
+                log.warning("worker.measures_unlocked", reason=str(error))
+        return build_engine(model, settings.size, settings.kv, clock)
 
 
 def _close(kv: KvCache) -> None:

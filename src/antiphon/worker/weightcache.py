@@ -67,10 +67,16 @@ def room_for(format_name: str, num_params: int, folder: Path) -> None:
 
 
 class Locked:
-    """Holds a lock file for as long as the block runs. The kernel frees it when the process dies."""
+    """Holds a lock file for as long as the block runs. The kernel frees it when the process dies.
 
-    def __init__(self, path: Path, deadline_s: float, progress: Callable[[str, float], None]) -> None:
+    `deed` says what its holder does: "tuning the weights".
+    """
+
+    def __init__(
+        self, path: Path, deed: str, deadline_s: float, progress: Callable[[str, float], None]
+    ) -> None:
         self._path = path
+        self._deed = deed
         self._deadline_s = deadline_s
         self._progress = progress
         self._file = -1
@@ -88,9 +94,9 @@ class Locked:
                 if time.monotonic() >= until:
                     os.close(self._file)
                     raise LockTimeout(
-                        f"another worker has been tuning for {self._deadline_s:.0f} s ({self._path})"
+                        f"another worker has been {self._deed} for {self._deadline_s:.0f} s ({self._path})"
                     ) from None
-            self._progress("waiting for another worker that is tuning the weights", 0.05)
+            self._progress(f"waiting for another worker that is {self._deed}", 0.05)
             time.sleep(_POLL_S)
 
     def __exit__(

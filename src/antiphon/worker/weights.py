@@ -112,7 +112,8 @@ def choose_weights(source: Path, wanted: str, setup: TuningSetup) -> Weights:
         )
     formats = _candidates(shipped.format) if wanted == "auto" else (wanted,)
     try:
-        with Locked(setup.folder / f"{shipped.digest}.lock", _LOCK_DEADLINE_S, setup.progress):
+        lock = setup.folder / f"{shipped.digest}.lock"
+        with Locked(lock, "tuning the weights", _LOCK_DEADLINE_S, setup.progress):
             tuner = _Tuner(shipped, setup)
             return tuner.known(wanted) or tuner.tune(formats, keep=wanted)
     except (OSError, LockTimeout, TrialFailed) as error:

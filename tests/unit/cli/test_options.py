@@ -63,8 +63,20 @@ def test_engine_options_survive_the_way_to_a_worker() -> None:
     given = ["--max-sequences", "3", "--threads", "2", "--weights", "as-is"]
     secret = ["--secret-file", "secret"]
     args = _parser().parse_args([*secret, *given])
-    again = _parser().parse_args([*secret, *options.engine_arguments(args)])
-    assert again == args
+    for num_workers in (1, 3):
+        again = _parser().parse_args([*secret, *options.engine_arguments(args, num_workers)])
+        assert again == args
+
+
+@pytest.mark.parametrize(("cores", "num_workers", "threads"), [(8, 2, 4), (8, 3, 2), (2, 3, 1), (8, 1, None)])
+def test_several_workers_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, num_workers: int, threads: int | None
+) -> None:
+    """Each gets its share of threads, at least one; a single worker decides by step times."""
+    monkeypatch.setattr(options, "usable_cores", lambda: cores)
+    args = _parser().parse_args(["--secret-file", "secret"])
+    again = _parser().parse_args(["--secret-file", "secret", *options.engine_arguments(args, num_workers)])
+    assert again.threads == threads
 
 
 def test_default_of_max_sequences_is_the_workers() -> None:

@@ -44,4 +44,4 @@ def model(model_path: Path) -> Iterator[int]:
 )
 def test_the_faster_one_is_taken(model: int, flash_s: float, plain_s: float, expected: bool) -> None:
     """Whichever steps took less; flash attention when they are even, because it needs less memory."""
-    assert prefers_flash_attention(model, 1, Stopwatch(flash_s, plain_s)) is expected
+    assert prefers_flash_attention(model, (1,), Stopwatch(flash_s, plain_s)) is expected

@@ -191,3 +191,15 @@ def test_fastest_takes_the_least_median_and_the_lower_of_equals() -> None:
     """At start one bad round does not decide, and a thread that gains nothing is left to others."""
     seconds = {1: iter([5.0, 1.9, 1.9]), 2: iter([1.0, 9.0, 1.0]), 4: iter([0.98, 0.99, 0.99])}
     assert fastest((1, 2, 4), lambda count: next(seconds[count])) == (2, 1.0)
+
+
+def test_at_start_a_count_that_collapses_is_measured_once() -> None:
+    """Beside a neighbour such a step takes seconds: one of them is enough, whichever the count is."""
+    asked: list[int] = []
+
+    def measure(count: int) -> float:
+        asked.append(count)
+        return {1: 0.01, 2: 2.0, 4: 5.0}[count]
+
+    assert fastest((1, 2, 4), measure, rounds=5) == (1, 0.01)
+    assert asked == [1, 2, 4, 1, 1, 1, 1]

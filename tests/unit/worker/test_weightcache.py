@@ -10,6 +10,8 @@ import pytest
 from antiphon.worker import weightcache
 from antiphon.worker.weightcache import Locked, LockTimeout, cache_folder, cpu_identity, room_for
 
+DEED = "tuning the weights"
+
 
 def quiet(text: str, fraction: float) -> None:
     """A progress line nobody reads."""
@@ -25,17 +27,20 @@ def test_the_folder_follows_xdg() -> None:
 def test_a_lock_keeps_others_out_until_it_is_left(tmp_path: Path) -> None:
     """While one holds the lock another runs out of time; afterwards, also after an error, it gets in."""
     lock = tmp_path / "new" / "a.lock"
-    with Locked(lock, 5.0, quiet), pytest.raises(LockTimeout, match="another worker has been tuning"):
-        Locked(lock, 0.0, quiet).__enter__()
-    with pytest.raises(KeyError), Locked(lock, 0.0, quiet):
+    with (
+        Locked(lock, DEED, 5.0, quiet),
+        pytest.raises(LockTimeout, match=f"another worker has been {DEED}"),
+    ):
+        Locked(lock, DEED, 0.0, quiet).__enter__()
+    with pytest.raises(KeyError), Locked(lock, DEED, 0.0, quiet):
         raise KeyError
-    with Locked(lock, 0.0, quiet):
+    with Locked(lock, DEED, 0.0, quiet):
         pass
 
 
 def test_waiting_for_a_lock_is_shown(tmp_path: Path) -> None:
     """Whoever waits says so, and gets in as soon as the holder is done."""
-    holder = Locked(tmp_path / "a.lock", 5.0, quiet)
+    holder = Locked(tmp_path / "a.lock", DEED, 5.0, quiet)
     holder.__enter__()
     said: list[str] = []
 
@@ -44,8 +49,8 @@ def test_waiting_for_a_lock_is_shown(tmp_path: Path) -> None:
         if len(said) == 1:
             holder.__exit__(None, None, None)
 
-    with Locked(tmp_path / "a.lock", 60.0, hear):
-        assert said == ["waiting for another worker that is tuning the weights"]
+    with Locked(tmp_path / "a.lock", DEED, 60.0, hear):
+        assert said == [f"waiting for another worker that is {DEED}"]
 
 
 def test_the_cpu_has_a_steady_name(monkeypatch: pytest.MonkeyPatch) -> None:
