@@ -87,7 +87,8 @@ def fastest(counts: Sequence[int], measure: Callable[[int], float], rounds: int 
 
     With it those seconds (their median). Each count is measured once a round, so that a passing
     disturbance meets all of them. `counts` ascend: beside a busy neighbour one step with too many
-    threads may take seconds, so a count that costs far more than a lower one in the first round is not measured again.
+    threads may take seconds, so a count that costs far more than a lower one
+    in the first round is not measured again.
     """
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
