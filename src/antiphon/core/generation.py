@@ -82,7 +82,14 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     constraint: Constraint | None = None
     lora: str | None = None
     n: int = 1
+    choice: int | None = None  # compute this one of the `n` only: it goes on where another worker ended
+    is_prefill_only: bool = False  # compute the prompt's KV, offer it to the tiers, answer nothing
     trace: str = ""  # W3C traceparent
+
+    @property
+    def choices(self) -> range:
+        """The choices this worker is to compute."""
+        return range(self.n) if self.choice is None else range(self.choice, self.choice + 1)
 
     @property
     def kv_scope(self) -> bytes:
@@ -165,6 +172,14 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     kv: KvReport | None = None
 
 
+class Role(enum.StrEnum):
+    """What a worker is for."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # computes long prompts for others to answer
+    DECODE = "decode"  # answers, after a long prompt was computed elsewhere
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself once per connection."""
 
@@ -178,9 +193,17 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     num_blocks: int
     max_sequences: int
-    role: str = "both"
+    role: Role = Role.BOTH
+
+
+class WorkerRates(msgspec.Struct, frozen=True, array_like=True):
+    """How fast a worker does what a router weighs, measured by itself. 0: not known yet."""
+
     prefill_tokens_per_s: float = 0.0
-    decode_tokens_per_s: float = 0.0
+    step_s: float = 0.0  # of a step that decodes only
+    store_rtt_s: float = 0.0
+    store_blocks_per_s: float = 0.0  # fetched and verified
+    import_s_per_block: float = 0.0
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -194,3 +217,4 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cached_blocks: int
     used_blocks: int
     draining: bool = False
+    rates: WorkerRates = WorkerRates()

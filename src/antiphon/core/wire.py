@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.core.generation import Generation, Load, StepOutput, WorkerInfo
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 16 * 2**20
 HEARTBEAT_S = 1.0
 

@@ -114,7 +114,7 @@ class Engine:
                 deadline_s=deadline,
                 supply=supply,
             )
-            for choice in range(generation.n)
+            for choice in generation.choices
         ]
         for sequence in sequences:
             for token_id in sequence.tokens[sequence.num_prompt_tokens :]:
@@ -221,7 +221,7 @@ class Engine:
             raise BadRequest("This engine takes neither a constraint nor a LoRA adapter.")
         if generation.id in self._open:
             raise BadRequest(f"Generation {generation.id} is running already.")
-        if self._scheduler.num_waiting + generation.n > self._settings.max_waiting:
+        if self._scheduler.num_waiting + len(generation.choices) > self._settings.max_waiting:
             raise Busy("The worker's queue is full.")
 
     @property

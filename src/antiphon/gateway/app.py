@@ -45,9 +45,9 @@ class Metrics:
         self._dispatcher = dispatcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for link in self._dispatcher.links:
+        for link in self._dispatcher.fleet.links:
             self._metrics.worker_up.labels(link.url).set(link.is_up)
-        self._metrics.open_answers.set(sum(link.num_open_answers for link in self._dispatcher.links))
+        self._metrics.open_answers.set(sum(link.num_open_answers for link in self._dispatcher.fleet.links))
         await Response(self._metrics.render(), media_type=CONTENT_TYPE)(scope, receive, send)
 
 

@@ -24,7 +24,8 @@ from antiphon.gateway.schema import GeneratingRequest
 from antiphon.gateway.sse import watch_client
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
-from antiphon.router.dispatch import Dispatcher, no_replica
+from antiphon.router.dispatch import Dispatcher
+from antiphon.router.picker import no_replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Desk:
 
     def _context_tokens(self, model: ServedModel) -> int:
         """What every worker of this model can hold: which one takes the request is not known yet."""
-        workers = self._dispatcher.workers(model.name)
+        workers = self._dispatcher.fleet.workers(model.name)
         if not workers:
             raise no_replica(model.name)
         return min([model.context_tokens, *(worker.context_tokens for worker in workers)])

@@ -104,7 +104,7 @@ async def _serve_callers(
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(settings.drain_s) + _LAST_WORDS_S,
         )
-        server = _Server(config, settings.drain_s, dispatcher.abort_all)
+        server = _Server(config, settings.drain_s, dispatcher.fleet.abort_all)
         async with asyncio.TaskGroup() as tasks:
             links = tasks.create_task(dispatcher.run(), name="links")
             keys = tasks.create_task(ring.run(), name="keys")

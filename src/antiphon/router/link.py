@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -58,15 +58,32 @@ def link_url(url: str) -> str:
     return f"{scheme}://{parts.netloc}/link"
 
 
+class LinkListener(Protocol):
+    """Who is told what becomes of a link. No call waits."""
+
+    def link_is_up(self, link: WorkerLink) -> None:
+        """It has said who it is."""
+        ...
+
+    def link_is_down(self, link: WorkerLink) -> None:
+        """It is lost, and every answer that was open on it was handed to `answer_is_lost`."""
+        ...
+
+    def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
+        """This answer was open on it and will not go on there."""
+        ...
+
+
 class WorkerLink:
     """A worker as this gateway sees it. `run()` keeps it connected until cancelled."""
 
-    def __init__(self, url: str, secret: str, on_lost: Callable[[Answer], None], log: Logger) -> None:
+    def __init__(self, url: str, secret: str, listener: LinkListener, log: Logger) -> None:
         self.url = link_url(url)
         self.info: WorkerInfo | None = None  # None: down
         self.load = _NO_LOAD
+        self.is_leaving = False  # it was taken off the list: no new work
         self._secret = secret
-        self._on_lost = on_lost
+        self._listener = listener
         self._log = log.bind(worker=self.url)
         self._answers: dict[str, Answer] = {}
         self._num_dispatched = 0  # sequences sent since the last report
@@ -80,7 +97,8 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        return self.info is not None and not self.load.draining and len(self._outbox) < MAX_OUTBOX
+        is_open = not self.load.draining and not self.is_leaving
+        return self.info is not None and is_open and len(self._outbox) < MAX_OUTBOX
 
     @property
     def num_open_answers(self) -> int:
@@ -165,6 +183,7 @@ class WorkerLink:
         self._was_up = True
         self._num_dispatched = 0
         self._log.info("link.up", model=message.info.model, name=message.info.worker)
+        self._listener.link_is_up(self)
 
     def _take(self, message: Hello | Frame) -> None:
         """Hand a frame's outputs to their answers. The hot path: once per engine step, not per answer."""
@@ -179,7 +198,7 @@ class WorkerLink:
                 continue  # ended here while the frame was on its way
             if output.finish is Terminal.REFUSED and (output.error or "").startswith(_TURNED_AWAY):
                 del answers[output.generation]  # it began to drain when this was on its way down
-                self._on_lost(answer)
+                self._listener.answer_is_lost(self, answer)
                 continue
             answer.deliver(output)
             if answer.is_finished:
@@ -208,13 +227,16 @@ class WorkerLink:
         self._send(encoder.encode(Abort(generation_id, choice)))
 
     def _lose_all(self) -> None:
+        was_up = self.info is not None
         self.info = None
         self.load = _NO_LOAD
         self._outbox.clear()
         self._outbox_filled.clear()
         lost, self._answers = self._answers, {}
         for answer in lost.values():
-            self._on_lost(answer)
+            self._listener.answer_is_lost(self, answer)
+        if was_up:
+            self._listener.link_is_down(self)
 
 
 async def _hang_up(socket: ClientConnection) -> None:

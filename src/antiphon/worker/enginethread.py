@@ -117,7 +117,7 @@ class EngineThread:
             reason = f"{error.code}: {error.message}"
             self._refused += [
                 StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=reason)
-                for choice in range(generation.n)
+                for choice in generation.choices
             ]
 
     def _abort(self, engine: Engine, generation_id: str, choice: int | None) -> None:

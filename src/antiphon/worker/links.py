@@ -161,13 +161,13 @@ class Links:
         elif generation.id in self._owner:
             refusal = "invalid_value: A generation of this id is running."
         if refusal is not None:
-            for choice in range(generation.n):
+            for choice in generation.choices:
                 link.put(StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=refusal))
             link.flush()
             return
         self._idle.clear()
         self._owner[generation.id] = link
-        self._num_open[generation.id] = generation.n
+        self._num_open[generation.id] = len(generation.choices)
         link.generations.add(generation.id)
         self._engine.submit(generation)
 

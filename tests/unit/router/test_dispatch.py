@@ -64,7 +64,7 @@ async def test_only_workers_of_the_model_are_asked() -> None:
     other = LoopbackWorker(silent, worker_info("other"))
     right = LoopbackWorker(saying("hi"))
     async with dispatcher(other, right) as made:
-        assert [worker.model for worker in made.workers("other")] == ["other"]
+        assert [worker.model for worker in made.fleet.workers("other")] == ["other"]
         assert await ends(made.start(make_generation())) == [Terminal.STOP]
         assert right.submits.qsize() == 1
         assert other.submits.empty()
@@ -87,7 +87,7 @@ async def test_work_is_spread() -> None:
         for _ in range(5):
             for worker in workers:
                 await asyncio.wait_for(worker.submits.get(), 10)
-        made.abort_all()
+        made.fleet.abort_all()
         assert [await ends(answer) for answer in answers] == [[Terminal.ABORTED]] * 10
 
 

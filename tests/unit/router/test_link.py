@@ -46,9 +46,16 @@ class Linked:
     def __init__(self, url: str, secret: str = SECRET) -> None:
         self.lines = Lines()
         self.lost: list[Answer] = []
-        self.link = WorkerLink(url, secret, self._on_lost, self.lines.logger())
+        self.num_ups = self.num_downs = 0
+        self.link = WorkerLink(url, secret, self, self.lines.logger())
 
-    def _on_lost(self, answer: Answer) -> None:
+    def link_is_up(self, link: WorkerLink) -> None:
+        self.num_ups += 1
+
+    def link_is_down(self, link: WorkerLink) -> None:
+        self.num_downs += 1
+
+    def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
         self.lost.append(answer)
         answer.end(Terminal.LOST)
 
