@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.e2e.test_kv_shared import cached, chat, infos_of, until
 
+from support.kvserve import cached, chat, infos_of, num_stored, until
 from support.redisserver import make_certificates, redis_cluster, redis_sentinel, redis_server
 from support.served import serving, state_of_its_own
 
@@ -59,12 +59,7 @@ def test_a_fresh_run_finds_what_another_stored(
         with serving(*options, **environ) as served:
             first = chat(served, said, model="scripted")
             assert cached(first) == 0
-
-            def is_stored() -> bool:
-                (info,) = infos_of(served)
-                return info.stats.store is not None and info.stats.store.num_stored > 0
-
-            until(is_stored, "nothing is written")
+            until(lambda: num_stored(served) > 0, "nothing is written")
             assert served.stop() == 0
         between()
         with serving(*options, **environ) as served:

@@ -7,20 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx2
-import msgspec
 import psutil
 import pytest
 
 from antiphon.cli import leash
-from antiphon.cli.runfolder import RunCard, living_runs
-from antiphon.worker.kvinfo import KvInfo
+from support.kvserve import cached, chat, infos_of, num_stored, redis_of, until
 from support.redisserver import find_redis
-from support.served import PATIENCE_S, Served, serving, state_of_its_own
+from support.served import PATIENCE_S, serving, state_of_its_own
 
 pytestmark = pytest.mark.skipif(not leash.IS_SUPPORTED, reason="a Redis of our own is started on Linux only")
 
@@ -31,53 +26,6 @@ LONG = " ".join(f"Rule {number}: answer shortly and be kind to number {number}."
 def needs_redis() -> None:
     """Each of these needs a server to start."""
     find_redis()
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
-def card_of(served: Served) -> RunCard:
-    """What the run tells other commands about itself."""
-    (card,) = living_runs(Path(served.process_environ("XDG_STATE_HOME")) / "antiphon")
-    return card
-
-
-def infos_of(served: Served) -> list[KvInfo]:
-    """Each worker's `/kv` page, of those that answer."""
-    card = card_of(served)
-    secret = Path(card.secret_file).read_text()
-    pages: list[KvInfo] = []
-    for worker in card.workers:
-        try:
-            reply = httpx2.get(f"{worker}/kv", headers={"authorization": f"Bearer {secret}"}, trust_env=False)
-        except httpx2.HTTPError:
-            continue
-        pages.append(msgspec.json.decode(reply.content, type=KvInfo))
-    return pages
-
-
-def chat(served: Served, messages: list[dict[str, str]], key: str = "any", **fields: object) -> Any:
-    """One chat, decoded."""
-    body = {"model": "smollm2", "messages": messages, "max_tokens": 12, "temperature": 0} | fields
-    reply = httpx2.post(
-        f"{served.url}/v1/chat/completions",
-        json=body,
-        headers={"authorization": f"Bearer {key}"},
-        timeout=60,
-        trust_env=False,
-    )
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def cached(answer: Any) -> int:
-    """Prompt tokens that were not computed, as the client is told."""
-    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 @pytest.mark.model
@@ -154,12 +102,11 @@ def test_killed_redis_costs_no_answer() -> None:
     ) as served:
         said = [{"role": "user", "content": "A sentence that fills a handful of blocks of sixteen bytes."}]
         text = chat(served, said, model="scripted")["choices"][0]["message"]
-        server = next(c for c in served.children() if "server" in c.name() and "antiphon" not in c.name())
+        server = redis_of(served)
         server.kill()
         psutil.wait_procs([server], PATIENCE_S)
         assert chat(served, said, model="scripted")["choices"][0]["message"] == text
-        (info,) = infos_of(served)
-        stored = info.stats.store.num_stored if info.stats.store else 0
+        stored = num_stored(served)
 
         def is_written_again() -> bool:
             chat(
@@ -167,8 +114,7 @@ def test_killed_redis_costs_no_answer() -> None:
                 [{"role": "user", "content": f"Something new at {time.monotonic()}."}],
                 model="scripted",
             )
-            (now,) = infos_of(served)
-            return now.stats.store is not None and now.stats.store.num_stored > stored
+            return num_stored(served) > stored
 
         until(is_written_again, "the fresh Redis is not used")
 

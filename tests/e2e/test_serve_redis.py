@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,11 +11,12 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.support.served import PATIENCE_S, SERVE, Served, serving, state_of_its_own
 
 from antiphon.cli import leash
-from antiphon.cli.runfolder import RunCard, living_runs
+from antiphon.cli.runfolder import living_runs
+from support.kvserve import card_of, redis_of, until
 from support.redisserver import find_redis, redis_server
+from support.served import PATIENCE_S, SERVE, Served, serving, state_of_its_own
 
 pytestmark = pytest.mark.skipif(not leash.IS_SUPPORTED, reason="a Redis of our own is started on Linux only")
 
@@ -30,30 +29,11 @@ def needs_redis() -> None:
     find_redis()
 
 
-def redis_of(served: Served) -> psutil.Process:
-    """The Redis that this `serve` runs."""
-    return next(c for c in served.children() if "server" in c.name() and "antiphon" not in c.name())
-
-
-def card_of(served: Served) -> RunCard:
-    """What the run tells other commands about itself."""
-    (card,) = living_runs(Path(served.process_environ("XDG_STATE_HOME")) / "antiphon")
-    return card
-
-
 def client_of(served: Served) -> redis.Redis:
     """A connection to that Redis."""
     url = card_of(served).redis
     assert url is not None
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S)
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def answers(served: Served) -> bool:
