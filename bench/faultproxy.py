@@ -1,8 +1,9 @@
 """A TCP proxy that spoils what a server answers: late, slow, cut, silent or wrong.
 
-For tests and benches of everything that talks to Redis. Requests pass untouched; replies go through the
-`Faults` of the moment, which may be changed while connections are open. Delay is latency, not bandwidth:
-bytes leave in the order they came, each so much later. Byte counts are per connection and count replies.
+For tests and benches of everything that talks to Redis. Requests pass as they are, only slower where a
+rate for them is set; replies go through the `Faults` of the moment, which may be changed while
+connections are open. Delay is latency, not bandwidth: bytes leave in the order they came, each so much
+later. Byte counts are per connection and count replies.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What happens to replies. The default does nothing."""
+    """What happens to replies, and how fast requests pass. The default does nothing."""
 
     delay_s: float = 0.0
     bytes_per_s: float | None = None
     swallow_after: int | None = None  # bytes; then silence, the connection stays open
     reset_after: int | None = None  # bytes; then a reset
     flip_at: int | None = None  # the byte at this place is changed
+    request_bytes_per_s: float | None = None
 
 
 class FaultProxy:
@@ -107,6 +109,9 @@ class FaultProxy:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(_CHUNK):
+                rate = self.faults.request_bytes_per_s
+                if rate is not None:
+                    self._ended.wait(len(data) / rate)
                 server.sendall(data)
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)

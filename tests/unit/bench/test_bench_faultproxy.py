@@ -142,3 +142,16 @@ def test_no_server_no_connection() -> None:
         except ConnectionError:
             data = b""
     assert data == b""
+
+
+def test_requests_pass_at_the_rate_that_is_set(port: int) -> None:
+    """A question asked at a crawl is answered when the crawl is over: cut before, it never arrives."""
+    with FaultProxy.to_port(port) as proxy:
+        proxy.faults = Faults(request_bytes_per_s=0.01)
+        with asked(proxy) as client:
+            client.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+        proxy.faults = Faults()
+        with asked(proxy) as client:
+            assert read(client, len(SAID)) == SAID
