@@ -19,11 +19,11 @@ from antiphon.core.generation import Generation, KvReport, Load, StepOutput, Ter
 from antiphon.core.kvblock import KvBlock, Prefix
 from antiphon.engine.blocks import BlockManager
 from antiphon.engine.counters import Counters, StepReport
-from antiphon.engine.handover import Arrival, Handover
+from antiphon.engine.handover import Arrival, Handover, OfferRule
 from antiphon.engine.runner import Chunk, Logits, ModelRunner, RunnerFault
 from antiphon.engine.sampling import BadLogits, Chosen, Sampler, choose_batch
 from antiphon.engine.scheduler import Scheduler, Slice, StepPlan
-from antiphon.engine.sequence import Chain, Sequence, Supply
+from antiphon.engine.sequence import Chain, Sequence, Supply, prompt_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class EngineSettings:
     num_blocks: int
     namespace: bytes = b""  # enters the block hashes
     checkpoint_blocks: int | None = None  # offer an answer's blocks this often; None: offer none at all
+    offers_early: bool = False  # every prompt's blocks while later ones are computed, not only a prefill's
     token_budget: int = 256  # most tokens a step computes: bounds how long a decode waits for a prefill
     max_waiting: int = 1024  # sequences
 
@@ -53,7 +54,8 @@ class Engine:
             max_running=runner.max_sequences,
             share=runner.shares_blocks,
         )
-        self._handover = Handover(self._scheduler.blocks, runner, self.counters, settings.checkpoint_blocks)
+        rule = OfferRule(settings.checkpoint_blocks, settings.offers_early)
+        self._handover = Handover(self._scheduler.blocks, runner, self.counters, rule)
         self._keys = itertools.count()
         self._open: dict[str, list[Sequence]] = {}  # unfinished choices by generation id
         self._held: dict[str, Supply] = {}  # by generation id, while it waits for blocks from elsewhere
@@ -96,8 +98,15 @@ class Engine:
         With `hold_s` it may get blocks from elsewhere: if some are missing that nobody else is about to
         bring, it waits for `supply` or `release_hold`, but no longer than that. Without, the prefix
         returned names no blocks: there is nobody to ask for them.
+
+        One that is for its prompt's KV only ends when all blocks are computed that another engine could
+        take over, the last of them always here.
         """
         self._check(generation)
+        if generation.is_prefill_only:
+            generation = prompt_blocks(generation, self.runner.block_tokens)
+            if not generation.token_ids:  # not one full block: nothing to offer
+                return self._end_at_once(generation)
         now = self._clock.now()
         deadline = None if generation.timeout_s is None else now + generation.timeout_s
         supply = None if hold_s is None else Supply()
@@ -269,6 +278,8 @@ class Engine:
                 num_hits = sequence.num_computed // self.runner.block_tokens
                 self.runner.open(sequence.key, sequence.block_table[:num_hits])
                 self.counters.cached_tokens += min(sequence.num_computed, sequence.num_prompt_tokens)
+                if sequence.generation.is_prefill_only:
+                    self._handover.offer_again(sequence)
             logits = self.runner.run([self._chunk(s) for s in plan.slices])
         except RunnerFault as fault:
             self.counters.failed_steps += 1
@@ -282,18 +293,23 @@ class Engine:
         sequence = part.sequence
         start = sequence.num_computed
         end = start + part.num_tokens
-        return Chunk(sequence.key, start, sequence.tokens[start:end], end == len(sequence.tokens))
+        wants_logits = end == len(sequence.tokens) and not sequence.generation.is_prefill_only
+        return Chunk(sequence.key, start, sequence.tokens[start:end], wants_logits)
 
     def _commit(self, slices: list[Slice], logits: Logits) -> list[StepOutput]:
         caught_up: list[Sequence] = []
+        outputs: list[StepOutput] = []
         for part in slices:
             for index, block in self._scheduler.mark_computed(part.sequence, part.num_tokens):
                 self.runner.keep(part.sequence.key, index, block)
             self._handover.note_kept(part.sequence)
-            if part.sequence.num_to_compute == 0:
+            if part.sequence.num_to_compute > 0:
+                continue
+            if part.sequence.generation.is_prefill_only:
+                outputs.append(self._output(part.sequence, 0, [], Terminal.LENGTH, None))
+            else:
                 caught_up.append(part.sequence)
         chosen = choose_batch(logits, [s.sampler for s in caught_up], [s.position for s in caught_up])
-        outputs: list[StepOutput] = []
         for sequence, choice in zip(caught_up, chosen, strict=True):
             if isinstance(choice, BadLogits):
                 self._end(sequence, Terminal.ERROR, f"The model gave no usable output: {choice}.")
@@ -337,6 +353,10 @@ class Engine:
             queued_s=sequence.queued_s if is_first else None,
             kv=sequence.report if is_first else None,
         )
+
+    def _end_at_once(self, generation: Generation) -> Prefix:
+        self._ended += [StepOutput(generation.id, c, 0, [], Terminal.LENGTH) for c in generation.choices]
+        return Prefix(generation.id, (), 0, 0)
 
     def _end(self, sequence: Sequence, finish: Terminal, error: str | None = None) -> None:
         self._forget(sequence)

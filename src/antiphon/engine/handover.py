@@ -1,9 +1,9 @@
 """KV blocks going in and out of an engine: taken over from elsewhere, offered for copying out.
 
 Owns which held blocks were offered. Invariants: a block is offered once while it is held, and never
-if it came from elsewhere; it is found under its hash only when all of it is here; what a running
-sequence uses is never given up for it. Of a chain only what follows the blocks here without a gap is
-taken in: anything else is a miss.
+if it came from elsewhere, unless a generation that is there for its prompt's blocks only asks again;
+it is found under its hash only when all of it is here; what a running sequence uses is never given up
+for it. Of a chain only what follows the blocks here without a gap is taken in: anything else is a miss.
 
 Payloads come verified (kv/codec.py); one that the runner refuses ends the chain like a miss. Who
 stores the bytes is not known here.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from antiphon.core.kvblock import KvBlock, Tier
@@ -24,16 +25,28 @@ from antiphon.engine.sequence import Sequence, Supply
 Arrival: TypeAlias = tuple[KvBlock, bytes | memoryview, Tier]
 
 
+@dataclass(frozen=True, slots=True)
+class OfferRule:
+    """When running sequences' blocks are due: every `checkpoint_blocks` new ones. None: never, no block is.
+
+    `is_early`: of prompts too, while the rest of the prompt is still being computed. Else from a
+    prompt's end on, but for a generation that is there for its prompt's blocks only.
+    """
+
+    checkpoint_blocks: int | None
+    is_early: bool = False
+
+
 class Handover:
-    """Imports and exports of one engine. `checkpoint_blocks` None: nothing is offered."""
+    """Imports and exports of one engine."""
 
     def __init__(
-        self, blocks: BlockManager, runner: ModelRunner, counters: Counters, checkpoint_blocks: int | None
+        self, blocks: BlockManager, runner: ModelRunner, counters: Counters, rule: OfferRule
     ) -> None:
         self._blocks = blocks
         self._runner = runner
         self._counters = counters
-        self._checkpoint_blocks = checkpoint_blocks
+        self._rule = rule
         self._offered: set[int] = set()  # held blocks that were offered, or came from elsewhere
         self._due: dict[int, KvBlock] = {}  # those of them that `take_due` has not returned yet
 
@@ -66,21 +79,37 @@ class Handover:
 
     def note_kept(self, sequence: Sequence) -> None:
         """A running sequence has new full blocks: at its prompt's end, and now and then, they are due."""
-        interval = self._checkpoint_blocks
-        if interval is None or sequence.num_computed < sequence.num_prompt_tokens:
+        interval = self._rule.checkpoint_blocks
+        if interval is None:
             return
-        if sequence.num_offered is None or sequence.num_kept - sequence.num_offered >= interval:
+        is_prompt_done = sequence.num_computed >= sequence.num_prompt_tokens
+        if not is_prompt_done and not self._rule.is_early and not sequence.generation.is_prefill_only:
+            return
+        is_first = is_prompt_done and not sequence.is_prompt_offered
+        if is_first or sequence.num_kept - sequence.num_offered >= interval:
             sequence.num_offered = sequence.num_kept
+            sequence.is_prompt_offered = is_prompt_done
             self.offer(sequence)
 
     def offer(self, sequence: Sequence) -> None:
         """All its blocks that are here are due, because it ends, gives way, or has enough new ones."""
-        if self._checkpoint_blocks is None:
+        if self._rule.checkpoint_blocks is None:
             return
         for index, number in enumerate(self._blocks.find_prefix(sequence.hashes)):
             if number not in self._offered:
                 self._offered.add(number)
                 self._due[number] = sequence.block_at(index)
+
+    def offer_again(self, sequence: Sequence) -> None:
+        """What a sequence found here is offered once more: its taker may not find it elsewhere any longer.
+
+        But for what was just brought for it from there.
+        """
+        brought = sequence.supply.tiers if sequence.supply is not None else {}
+        numbers = self._blocks.find_prefix(sequence.hashes)
+        for number, block_hash in zip(numbers, sequence.hashes, strict=False):
+            if block_hash not in brought and number not in self._due:
+                self._offered.discard(number)
 
     def forget(self, evicted: Items[int]) -> None:
         """These blocks were evicted: tell the runner."""

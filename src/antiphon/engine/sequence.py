@@ -55,6 +55,17 @@ class Chain:
         )
 
 
+def prompt_blocks(generation: Generation, block_tokens: int) -> Generation:
+    """The generation, cut to those full blocks of its prompt that another engine could take over."""
+    num_tokens = (generation.num_prompt_tokens - 1) // block_tokens * block_tokens
+    return msgspec.structs.replace(
+        generation,
+        token_ids=generation.token_ids[:num_tokens],
+        num_prompt_tokens=num_tokens,
+        num_public_tokens=min(generation.num_public_tokens, num_tokens),
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A choice's tokens and how far they are computed."""
@@ -73,7 +84,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_kept: int = 0  # leading blocks that carry their hash
-    num_offered: int | None = None  # leading blocks when it was last offered for export
+    num_offered: int = 0  # leading blocks when it was last offered for export
+    is_prompt_offered: bool = False  # its whole prompt's were among them
     cached: CachedTokens | None = None  # found at the first admission
     report: KvReport | None = None  # likewise, on the choice of a supplied generation that was admitted first
     queued_s: float | None = None  # arrival to first admission
