@@ -23,7 +23,18 @@ from antiphon.core.generation import (
     TokenLogprobs,
     WorkerInfo,
 )
-from antiphon.core.wire import PROTOCOL, Abort, Frame, Hello, Submit, decode_down, encoder
+from antiphon.core.wire import (
+    PROTOCOL,
+    Abort,
+    Blocks,
+    Down,
+    Frame,
+    Hello,
+    Resync,
+    Submit,
+    decode_down,
+    encoder,
+)
 
 SECRET = "a secret of these tests"
 HEARTBEAT_S = 0.05
@@ -57,6 +68,10 @@ class Session:
     async def send(self, *outputs: StepOutput) -> None:
         """One frame."""
         await self._socket.send(encoder.encode(Frame(list(outputs), self.load)))
+
+    async def tell(self, blocks: Blocks) -> None:
+        """News of its blocks."""
+        await self._socket.send(encoder.encode(blocks))
 
     async def raw(self, message: bytes | str) -> None:
         """Anything at all."""
@@ -128,6 +143,9 @@ class LoopbackWorker:
         self.reads = True
         self.submits: asyncio.Queue[Generation] = asyncio.Queue()
         self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
+        self.resyncs: asyncio.Queue[Session] = asyncio.Queue()  # who was asked
+        self.life = 1
+        self.first_words: list[Blocks] = []  # said to each gateway after the Hello
         self.sessions: list[Session] = []
         self.port = 0
 
@@ -158,7 +176,9 @@ class LoopbackWorker:
         self.sessions.append(session)
         tasks: dict[str, asyncio.Task[None]] = {}
         with contextlib.suppress(ConnectionClosed):
-            await socket.send(encoder.encode(Hello(self.protocol, self.info)))
+            await socket.send(encoder.encode(Hello(self.protocol, self.info, self.life)))
+            for blocks in self.first_words:
+                await session.tell(blocks)
             beat = asyncio.create_task(self._beat(session))
             try:
                 if not self.reads:
@@ -170,8 +190,10 @@ class LoopbackWorker:
                     task.cancel()
                 await asyncio.gather(beat, *tasks.values(), return_exceptions=True)
 
-    def _take(self, message: Submit | Abort, session: Session, tasks: dict[str, asyncio.Task[None]]) -> None:
-        if isinstance(message, Submit):
+    def _take(self, message: Down, session: Session, tasks: dict[str, asyncio.Task[None]]) -> None:
+        if isinstance(message, Resync):
+            self.resyncs.put_nowait(session)
+        elif isinstance(message, Submit):
             generation = message.generation
             self.submits.put_nowait(generation)
             tasks[generation.id] = asyncio.create_task(self.script(session, generation))

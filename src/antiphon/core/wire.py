@@ -1,8 +1,11 @@
 """Messages on the WebSocket between a gateway and a worker, MessagePack-coded.
 
-One frame is one message. Down: `Submit`, `Abort`. Up: `Hello` once, then per engine step ONE
-`Frame` with the outputs of all this gateway's sequences, or an empty one as a heartbeat.
-A message that does not decode closes the connection; nothing is ever guessed.
+One frame is one message. Down: `Submit`, `Abort`, `Resync`. Up: `Hello` once, then per engine step
+ONE `Frame` with the outputs of all this gateway's sequences, or an empty one as a heartbeat; between
+frames `Blocks`, which say what the worker holds. A message that does not decode closes the connection;
+nothing is ever guessed.
+
+Block hashes travel as their first `KEY_BYTES` bytes: they are hints to a router, which needs no proof.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from antiphon.core.generation import Generation, Load, StepOutput, WorkerInfo
+from antiphon.core.kvblock import Tier
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 16 * 2**20
 HEARTBEAT_S = 1.0
+KEY_BYTES = 8
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -27,9 +32,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
     choice: int | None = None
 
 
+class Resync(msgspec.Struct, frozen=True, tag="resync"):
+    """Changes were missed: say all that you hold anew."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """`life` is drawn anew at each start of a worker; numbers of `Blocks` count within it."""
+
     protocol: int
     info: WorkerInfo
+    life: int = 0
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame"):
@@ -37,8 +49,35 @@ class Frame(msgspec.Struct, frozen=True, tag="frame"):
     load: Load
 
 
-Down = Submit | Abort
-Up = Hello | Frame
+class BlockChange(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that a tier has now, or has no longer. `keys`: `KEY_BYTES` of each hash, joined."""
+
+    tier: Tier
+    is_stored: bool
+    keys: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % KEY_BYTES:
+            raise ValueError(f"{len(self.keys)} bytes are not whole keys of {KEY_BYTES}")
+
+
+class Blocks(msgspec.Struct, frozen=True, tag="blocks", omit_defaults=True):
+    """News of the blocks that a worker holds, a hint to routers.
+
+    Without `part`: the consecutive changes up to `number`, which count from 1 within one life of the
+    worker. With it: part 0, 1, … of a snapshot of all that is held after change `number` (for the store:
+    of what went there lately, nobody knows what it still has); its changes are all `is_stored`.
+    """
+
+    life: int
+    number: int
+    changes: list[BlockChange]
+    part: int | None = None
+    is_last: bool = False  # no part follows
+
+
+Down = Submit | Abort | Resync
+Up = Hello | Frame | Blocks
 
 encoder = msgspec.msgpack.Encoder()
 decode_down = msgspec.msgpack.Decoder(Down).decode

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from antiphon.core.errors import NoReplica
 from antiphon.core.generation import Generation, Terminal
+from antiphon.core.wire import Blocks
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
 from antiphon.router.fleet import Fleet
@@ -58,6 +59,9 @@ class Dispatcher:
             answer.end(Terminal.LOST)
         else:
             self._log.info("answer.moved", generation=answer.generation.id)
+
+    def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
+        """A worker says what has become of its blocks."""
 
     def _send(self, answer: Answer) -> None:
         self._picker.pick(answer.generation).submit(answer)

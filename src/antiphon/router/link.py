@@ -27,9 +27,12 @@ from antiphon.core.wire import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Abort,
+    Blocks,
     Frame,
     Hello,
+    Resync,
     Submit,
+    Up,
     decode_up,
     encoder,
 )
@@ -73,6 +76,10 @@ class LinkListener(Protocol):
         """This answer was open on it and will not go on there."""
         ...
 
+    def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
+        """The worker says what has become of the blocks it holds."""
+        ...
+
 
 class WorkerLink:
     """A worker as this gateway sees it. `run()` keeps it connected until cancelled."""
@@ -80,6 +87,7 @@ class WorkerLink:
     def __init__(self, url: str, secret: str, listener: LinkListener, log: Logger) -> None:
         self.url = link_url(url)
         self.info: WorkerInfo | None = None  # None: down
+        self.life = 0  # of the worker; 0: it did not say
         self.load = _NO_LOAD
         self.is_leaving = False  # it was taken off the list: no new work
         self._secret = secret
@@ -120,6 +128,10 @@ class WorkerLink:
         self._answers[answer.generation.id] = answer
         self._num_dispatched += answer.num_open_choices
         self._send(message)
+
+    def resync(self) -> None:
+        """Ask the worker to say anew which blocks it holds."""
+        self._send(encoder.encode(Resync()))
 
     def abort_all(self) -> None:
         """End every answer that is open on this link, here and at the worker."""
@@ -174,19 +186,23 @@ class WorkerLink:
             await _hang_up(socket)
         writer.result()  # it ended first: raise what ended it
 
-    def _greet(self, message: Hello | Frame) -> None:
+    def _greet(self, message: Up) -> None:
         if not isinstance(message, Hello):
             raise ProtocolFault("the first message was not a Hello")
         if message.protocol != PROTOCOL:
             raise ProtocolFault(f"the worker speaks protocol {message.protocol}, this gateway {PROTOCOL}")
         self.info = message.info
+        self.life = message.life
         self._was_up = True
         self._num_dispatched = 0
         self._log.info("link.up", model=message.info.model, name=message.info.worker)
         self._listener.link_is_up(self)
 
-    def _take(self, message: Hello | Frame) -> None:
+    def _take(self, message: Up) -> None:
         """Hand a frame's outputs to their answers. The hot path: once per engine step, not per answer."""
+        if isinstance(message, Blocks):
+            self._listener.on_blocks(self, message)
+            return
         if not isinstance(message, Frame):
             raise ProtocolFault("a second Hello")
         self.load = message.load
@@ -247,7 +263,7 @@ async def _hang_up(socket: ClientConnection) -> None:
     socket.transport.abort()
 
 
-def _decode(data: bytes | str) -> Hello | Frame:
+def _decode(data: bytes | str) -> Up:
     if isinstance(data, str):
         raise ProtocolFault("a text message")
     try:

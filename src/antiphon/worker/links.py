@@ -15,7 +15,18 @@ from typing import Any, TypeAlias
 import msgspec
 
 from antiphon.core.generation import Generation, Load, StepOutput, Terminal, WorkerInfo
-from antiphon.core.wire import HEARTBEAT_S, PROTOCOL, Abort, Frame, Hello, Submit, decode_down, encoder
+from antiphon.core.wire import (
+    HEARTBEAT_S,
+    PROTOCOL,
+    Abort,
+    Frame,
+    Hello,
+    Resync,
+    Submit,
+    Up,
+    decode_down,
+    encoder,
+)
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
 from antiphon.worker.enginethread import EngineThread, StepNews
@@ -153,6 +164,8 @@ class Links:
                 case Abort(generation_id, choice):
                     if self._owner.get(generation_id) is link:
                         self._engine.abort(generation_id, choice)
+                case Resync():
+                    pass
 
     def _submit(self, link: Link, generation: Generation) -> None:
         refusal = None
@@ -195,5 +208,5 @@ class Links:
             self._idle.set()
 
 
-def _message(message: Hello | Frame) -> Message:
+def _message(message: Up) -> Message:
     return {"type": "websocket.send", "bytes": encoder.encode(message)}

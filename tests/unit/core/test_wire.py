@@ -19,7 +19,22 @@ from antiphon.core.generation import (
     TokenLogprobs,
     WorkerInfo,
 )
-from antiphon.core.wire import PROTOCOL, Abort, Frame, Hello, Submit, decode_down, decode_up, encoder
+from antiphon.core.kvblock import Tier
+from antiphon.core.wire import (
+    PROTOCOL,
+    Abort,
+    BlockChange,
+    Blocks,
+    Down,
+    Frame,
+    Hello,
+    Resync,
+    Submit,
+    Up,
+    decode_down,
+    decode_up,
+    encoder,
+)
 
 GENERATION = Generation(
     id="chatcmpl-1",
@@ -59,8 +74,10 @@ OUTPUT = StepOutput(
 )
 
 
-@pytest.mark.parametrize("message", [Submit(GENERATION), Abort("chatcmpl-1"), Abort("chatcmpl-1", 1)])
-def test_messages_to_the_worker_survive_the_wire(message: Submit | Abort) -> None:
+@pytest.mark.parametrize(
+    "message", [Submit(GENERATION), Abort("chatcmpl-1"), Abort("chatcmpl-1", 1), Resync()]
+)
+def test_messages_to_the_worker_survive_the_wire(message: Down) -> None:
     """Encoded and decoded they are equal."""
     assert decode_down(encoder.encode(message)) == message
 
@@ -68,12 +85,14 @@ def test_messages_to_the_worker_survive_the_wire(message: Submit | Abort) -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(PROTOCOL, INFO),
+        Hello(PROTOCOL, INFO, 2**63),
+        Blocks(2**63, 7, [BlockChange(Tier.HOST, True, b"8 bytes.")]),
+        Blocks(1, 0, [], part=0, is_last=True),
         Frame([OUTPUT], Load(1, 2, 3, 4, 5, 6, 7, True)),
         Frame([], Load(0, 0, 0, 0, 0, 0, 0)),
     ],
 )
-def test_messages_to_the_gateway_survive_the_wire(message: Hello | Frame) -> None:
+def test_messages_to_the_gateway_survive_the_wire(message: Up) -> None:
     """Encoded and decoded they are equal."""
     assert decode_up(encoder.encode(message)) == message
 
@@ -86,7 +105,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
             message = decode(data)
         except msgspec.DecodeError:
             continue
-        assert isinstance(message, Submit | Abort | Hello | Frame)
+        assert isinstance(message, Down | Up)
 
 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 255), at=st.integers(0, 400))
@@ -105,3 +124,20 @@ def test_a_token_costs_few_bytes_on_the_wire() -> None:
     one = Frame([StepOutput("chatcmpl-" + "x" * 24, 0, 100, [4000])], Load(0, 0, 0, 0, 0, 0, 0))
     two = Frame([one.outputs[0], one.outputs[0]], one.load)
     assert len(encoder.encode(two)) - len(encoder.encode(one)) <= 50
+
+
+@pytest.mark.parametrize("change", [[1, True, b"seven.."], [3, True, b""], [1, True], [1, True, "8 bytes."]])
+def test_a_change_that_makes_no_sense_does_not_decode(change: list[object]) -> None:
+    """Half a key, a tier that does not exist, something missing, text for bytes."""
+    data = msgspec.msgpack.encode({"type": "blocks", "life": 1, "number": 1, "changes": [change]})
+    with pytest.raises(msgspec.DecodeError):
+        decode_up(data)
+
+
+def test_the_bytes_of_block_news_are_as_they_were() -> None:
+    """Workers and gateways of one protocol number understand each other, whatever is rebuilt."""
+    blocks = Blocks(5, 7, [BlockChange(Tier.STORE, False, b"8 bytes.")])
+    assert encoder.encode(blocks) == (
+        b"\x84\xa4type\xa6blocks\xa4life\x05\xa6number\x07\xa7changes\x91\x93\x02\xc2\xc4\x088 bytes."
+    )
+    assert encoder.encode(Resync()) == b"\x81\xa4type\xa6resync"

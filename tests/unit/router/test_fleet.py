@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, Sampling
+from antiphon.core.wire import Blocks
 from antiphon.router.answer import Answer
 from antiphon.router.fleet import Fleet
 from antiphon.router.link import WorkerLink
@@ -35,6 +36,9 @@ class Ears:
 
     def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
         raise AssertionError("no answer is lost here")
+
+    def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
+        raise AssertionError("nobody speaks of blocks here")
 
     async def until(self, num_up: int, num_down: int) -> None:
         async with asyncio.timeout(10):

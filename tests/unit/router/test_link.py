@@ -10,7 +10,8 @@ import pytest
 
 from antiphon.core.errors import BadRequest, NoReplica
 from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal
-from antiphon.core.wire import PROTOCOL, Frame, Hello, encoder
+from antiphon.core.kvblock import Tier
+from antiphon.core.wire import PROTOCOL, BlockChange, Blocks, Frame, Hello, encoder
 from antiphon.router import link as link_module
 from antiphon.router.answer import Answer
 from antiphon.router.link import WorkerLink, link_url
@@ -47,6 +48,7 @@ class Linked:
         self.lines = Lines()
         self.lost: list[Answer] = []
         self.num_ups = self.num_downs = 0
+        self.blocks: asyncio.Queue[Blocks] = asyncio.Queue()
         self.link = WorkerLink(url, secret, self, self.lines.logger())
 
     def link_is_up(self, link: WorkerLink) -> None:
@@ -58,6 +60,9 @@ class Linked:
     def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
         self.lost.append(answer)
         answer.end(Terminal.LOST)
+
+    def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
+        self.blocks.put_nowait(blocks)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Linked]:
@@ -322,3 +327,19 @@ async def test_an_outbox_that_is_not_emptied_takes_no_more(monkeypatch: pytest.M
             linked_.link.submit(make_answer(str(number)))
         with pytest.raises(NoReplica):
             linked_.link.submit(make_answer("one too many"))
+
+
+async def test_news_of_blocks_reach_the_listener_and_a_resync_the_worker() -> None:
+    """In the order in which they were said; a worker says which life it lives when it says hello."""
+    worker = LoopbackWorker(silent)
+    worker.life = 77
+    news = [
+        Blocks(77, 0, [], part=0, is_last=True),
+        Blocks(77, 1, [BlockChange(Tier.ENGINE, True, bytes(8))]),
+    ]
+    worker.first_words = news
+    async with linked(worker) as linked_, asyncio.timeout(5):
+        assert [await linked_.blocks.get(), await linked_.blocks.get()] == news
+        assert linked_.link.life == 77
+        linked_.link.resync()
+        assert await worker.resyncs.get() in worker.sessions
