@@ -27,6 +27,7 @@ from bench import (
     kv_write,
     peers,
     report,
+    routing_live,
     scheduler,
     shared_prefix,
 )
@@ -49,6 +50,7 @@ _BENCHES = {
     "shared-prefix": "chats with one system prompt against llama-server",
     "gateway": "the gateway against LiteLLM's proxy",
     "scheduler": "the engine's own time a step as the batch grows",
+    "routing-live": "routing policies side by side, before workers near saturation",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
     "kv-wire": "values to and from Redis against redis-py and redis-benchmark",
@@ -125,6 +127,10 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
     if args.name == "scheduler":
         steps = scheduler.Settings.quick() if quick else scheduler.Settings()
         yield scheduler.run(steps, is_quick=quick)
+        return
+    if args.name == "routing-live":
+        live = routing_live.Settings.quick() if quick else routing_live.Settings()
+        yield await routing_live.run(live, is_quick=quick)
         return
     if args.name == "gateway":
         lanes = gateway.Settings.quick() if quick else gateway.Settings()

@@ -70,6 +70,7 @@ class Fleet:
 
     model: str  # a catalogue name or a file
     folder: Path
+    catalogue: Path | None = None
 
     def worker(self, shape: Shape, *, weights: str | None = None, tiers: Tiers | None = None) -> Command:
         """A worker on a port of its own; it may be run again and again."""
@@ -86,15 +87,19 @@ class Fleet:
         url = f"http://127.0.0.1:{port}"
         return Command("antiphon worker", argv, url, "/healthz", self._env, ready_s=LOAD_S)
 
-    def gateway(self, worker: Command) -> Command:
-        """A gateway in front of one worker, which need not be there yet."""
+    def gateway(self, *workers: Command, routing: str | None = None) -> Command:
+        """A gateway in front of workers, which need not be there yet."""
         port = free_port()
-        argv = [*self._argv("gateway"), "--port", str(port), "--worker", worker.url]
+        argv = [*self._argv("gateway"), "--port", str(port)]
+        argv += [part for worker in workers for part in ("--worker", worker.url)]
+        if routing is not None:
+            argv += ["--routing", routing]
         return Command("antiphon gateway", argv, f"http://127.0.0.1:{port}", "/health", self._env)
 
     def _argv(self, command: str) -> list[str]:
         secret = str(self.folder / "secret")
-        return [*_ANTIPHON, command, "--model", self.model, "--host", "127.0.0.1", "--secret-file", secret]
+        argv = [*_ANTIPHON, command, "--model", self.model, "--host", "127.0.0.1", "--secret-file", secret]
+        return argv if self.catalogue is None else [*argv, "--catalogue", str(self.catalogue)]
 
     @property
     def _env(self) -> dict[str, str]:
@@ -102,14 +107,19 @@ class Fleet:
 
 
 @contextmanager
-def fleet(model: str) -> Iterator[Fleet]:
-    """A fleet that has nothing to do with any other on this machine."""
+def fleet(model: str, *, catalogue: str | None = None) -> Iterator[Fleet]:
+    """A fleet that has nothing to do with any other on this machine. `catalogue`: text of a models.toml."""
     with TemporaryDirectory(prefix="antiphon-bench-") as name:
         folder = Path(name)
         secret = folder / "secret"
         secret.touch(0o600)
         secret.write_text(secrets.token_hex(32))
-        yield Fleet(model, folder)
+        if catalogue is None:
+            yield Fleet(model, folder)
+            return
+        file = folder / "models.toml"
+        file.write_text(catalogue)
+        yield Fleet(model, folder, file)
 
 
 @asynccontextmanager

@@ -29,13 +29,13 @@ async def num_computed(worker: Server) -> int:
     return int(await metric(worker, "antiphon_prefill_tokens_total"))
 
 
-async def linked(gateway: Server) -> None:
-    """Wait until a gateway has reached its worker."""
+async def linked(gateway: Server, num_workers: int = 1) -> None:
+    """Wait until a gateway has reached its workers."""
     try:
         async with asyncio.timeout(_LINK_S):
             while True:
-                if await metric(gateway, "antiphon_worker_up"):
+                if await metric(gateway, "antiphon_worker_up") >= num_workers:
                     return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise BenchFault(f"the gateway did not reach its worker within {_LINK_S:g} s") from None
+        raise BenchFault(f"the gateway did not reach its workers within {_LINK_S:g} s") from None
