@@ -122,9 +122,7 @@ async def run(settings: Settings, *, is_quick: bool) -> Run:
         date=today(),
         quick=is_quick,
         machine=describe(),
-        settings={
-            name: value if _is_plain(value) else str(value) for name, value in asdict(settings).items()
-        },
+        settings={name: _shown(value) for name, value in asdict(settings).items()},
         figures=[
             figure(
                 f"{what}_of_{rival.replace('-', '_')}",
