@@ -217,6 +217,27 @@ def test_blocks_of_several_sequences_are_exported_at_once(runner: ModelRunner) -
         runner.drop(block)
 
 
+def test_only_copies_cost_time(make_runner: MakeRunner, runner: ModelRunner) -> None:
+    """What lies in place costs nothing to begin with; so does nothing at all. Start speeds are real."""
+    runner.open(1, [])
+    logits_of(runner, 1, prompt(7, 70))
+    blocks = keep_all(runner, 1, 2, first=500)
+    payloads = runner.export_blocks(blocks)
+    other = make_runner()
+    assert other.open(1, []) == 0.0
+    other.close(1)
+    for block, payload in zip(blocks, payloads, strict=True):
+        other.import_block(block, payload)
+    copying_s = other.open(2, blocks)
+    other.close(2)
+    assert other.open(3, blocks) == 0.0
+    is_real = isinstance(other, LlamaRunner)
+    assert (copying_s > 0.0, other.start_prefill_tokens_per_s > 0.0) == (is_real, is_real)
+    runner.close(1)
+    for block in blocks:
+        runner.drop(block)
+
+
 def test_what_is_not_a_block_is_refused(runner: ModelRunner) -> None:
     """By its length, before a byte of it is taken; the runner goes on."""
     runner.open(1, [])

@@ -10,20 +10,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from antiphon.core.blockhash import PUBLIC_SCOPE, BlockHash
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.errors import BadRequest, Busy, ContextTooLong
 from antiphon.core.generation import Generation, KvReport, Load, StepOutput, Terminal, TokenLogprobs
 from antiphon.core.kvblock import KvBlock, Prefix
-from antiphon.engine.blocks import BlockManager
+from antiphon.engine.blocks import BlockManager, HashChanges
 from antiphon.engine.counters import Counters, StepReport
 from antiphon.engine.handover import Arrival, Handover, OfferRule
 from antiphon.engine.runner import Chunk, Logits, ModelRunner, RunnerFault
 from antiphon.engine.sampling import BadLogits, Chosen, Sampler, choose_batch
 from antiphon.engine.scheduler import Scheduler, Slice, StepPlan
-from antiphon.engine.sequence import Chain, Sequence, Supply, prompt_blocks
+from antiphon.engine.sequence import Chain, Sequence, Supply, check_borders, prompt_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,9 @@ class Engine:
         waiting = next((s for s in self._open.get(generation_id, ()) if s.cached is None), None)
         if waiting is None or waiting.supply is None or waiting.supply.is_counted:
             return
+        started = self._clock.now()
         self._handover.take_in(waiting, waiting.supply, arrivals)
+        waiting.supply.import_s += self._clock.now() - started
         self._end_hold(generation_id, report)
 
     def release_hold(self, generation_id: str) -> None:
@@ -163,6 +165,10 @@ class Engine:
     def held_hashes(self) -> list[BlockHash]:
         """Hashes of all blocks that are here."""
         return self._scheduler.blocks.hashes()
+
+    def take_hash_changes(self) -> HashChanges | None:
+        """Which blocks came and went since the last call. None: too many, `held_hashes` is what is left."""
+        return self._scheduler.blocks.take_changes()
 
     def exportable(self) -> list[KvBlock]:
         """Blocks that are worth copying out now and were not returned before."""
@@ -186,17 +192,16 @@ class Engine:
         for sequence in plan.opened:
             if sequence.queued_s is None:
                 sequence.queued_s = started - sequence.arrived_s
-        prefilled = self.counters.prefill_tokens
+        before = replace(self.counters)
         outputs = self._run(plan) if plan.slices or plan.preempted else []
         if self._ended:
             outputs = self._ended + outputs
             self._ended = []
         if plan.slices:
             self.counters.steps += 1
-            num_tokens = sum(s.num_tokens for s in plan.slices)
+            num_tokens = [s.num_tokens for s in plan.slices]
             seconds = self._clock.now() - started
-            prefilled = self.counters.prefill_tokens - prefilled
-            self.last_step = StepReport(len(plan.slices), num_tokens, seconds, prefilled)
+            self.last_step = StepReport.between(before, self.counters, num_tokens, seconds)
         return outputs
 
     def end_all(self, finish: Terminal, error: str | None = None) -> list[StepOutput]:
@@ -215,7 +220,7 @@ class Engine:
             assert self._scheduler.blocks.num_used == 0, "blocks in use without a running sequence"
 
     def _check(self, generation: Generation) -> None:
-        _check_borders(generation)
+        check_borders(generation)
         num_tokens, context = len(generation.token_ids), self.runner.context_tokens
         if num_tokens >= context:
             raise ContextTooLong(
@@ -275,9 +280,7 @@ class Engine:
             self._handover.offer(sequence)
         try:
             for sequence in plan.opened:
-                num_hits = sequence.num_computed // self.runner.block_tokens
-                self.runner.open(sequence.key, sequence.block_table[:num_hits])
-                self.counters.cached_tokens += min(sequence.num_computed, sequence.num_prompt_tokens)
+                self._begin(sequence)
                 if sequence.generation.is_prefill_only:
                     self._handover.offer_again(sequence)
             logits = self.runner.run([self._chunk(s) for s in plan.slices])
@@ -288,6 +291,18 @@ class Engine:
             return []
         self.counters.prefill_tokens += plan.num_prefill_tokens
         return self._commit(plan.slices, logits)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Open it in the runner with the blocks that were found. Raises RunnerFault."""
+        counters, started = self.counters, self._clock.now()
+        num_hits = sequence.num_computed // self.runner.block_tokens
+        copying_s = self.runner.open(sequence.key, sequence.block_table[:num_hits])
+        counters.open_s += self._clock.now() - started
+        counters.cached_tokens += min(sequence.num_computed, sequence.num_prompt_tokens)
+        num_brought, sequence.num_brought = sequence.num_brought, 0
+        if num_brought and sequence.supply is not None:
+            counters.placed_blocks += num_brought
+            counters.import_s += sequence.supply.import_s + copying_s * num_brought / num_hits
 
     def _chunk(self, part: Slice) -> Chunk:
         sequence = part.sequence
@@ -355,7 +370,7 @@ class Engine:
         )
 
     def _end_at_once(self, generation: Generation) -> Prefix:
-        self._ended += [StepOutput(generation.id, c, 0, [], Terminal.LENGTH) for c in generation.choices]
+        self._ended.append(StepOutput(generation.id, generation.choices[0], 0, [], Terminal.LENGTH))
         return Prefix(generation.id, (), 0, 0)
 
     def _end(self, sequence: Sequence, finish: Terminal, error: str | None = None) -> None:
@@ -377,16 +392,3 @@ class Engine:
             self._held.pop(generation_id, None)
         elif was_held:
             self._scheduler.hold(siblings[0])
-
-
-def _check_borders(generation: Generation) -> None:
-    """Where prompt, answer and public prefix end must fit the tokens. Raises BadRequest."""
-    num_tokens, num_prompt_tokens = len(generation.token_ids), generation.num_prompt_tokens
-    if num_tokens == 0:
-        raise BadRequest("The prompt has no tokens.", param="messages")
-    if not 0 < num_prompt_tokens <= num_tokens:
-        raise BadRequest("num_prompt_tokens is outside the token ids.")
-    if not 0 <= generation.num_public_tokens <= num_prompt_tokens:
-        raise BadRequest("num_public_tokens is outside the prompt.")
-    if generation.scope == PUBLIC_SCOPE:
-        raise BadRequest("A generation's own scope cannot be the public one.")

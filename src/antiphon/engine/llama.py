@@ -76,7 +76,9 @@ class LlamaRunner:
         self.kv_description = describe_kv(self._model, settings.kv_type, settings.context_tokens, os.environ)
         self._context.decode([Row(0, 0, [1] * _SHORT_PREFILL, False)])
         start, decode_s = fastest(settings.thread_counts, self._decode_s, rounds=_MEASURED_DECODES)
-        measured = ((1, decode_s), (_SHORT_PREFILL, self._measure_prefill(start)))
+        prefill_s = self._measure_prefill(start)
+        self.start_prefill_tokens_per_s = _SHORT_PREFILL / prefill_s
+        measured = ((1, decode_s), (_SHORT_PREFILL, prefill_s))
         self._governor = ThreadGovernor(settings.thread_counts, start, measured)
         self.block_tokens = 16
         self._layout = self._learn_layout()
@@ -94,19 +96,23 @@ class LlamaRunner:
         self._context.close()
         free_model(self._model)
 
-    def open(self, sequence: int, blocks: list[int]) -> None:
+    def open(self, sequence: int, blocks: list[int]) -> float:
         stream = self._streams.choose(blocks)
         num_matching = stream.num_matching(blocks)
         in_place = num_matching == len(blocks)
+        copying_s = 0.0
         self._save(self._read(stream, self._streams.unsaved(stream, num_matching if in_place else 0)))
         if in_place:
             self._context.truncate(stream.index, num_matching * self.block_tokens)
         else:
             payloads = self._payloads(blocks)
             self._save(payloads)  # whoever shares them comes soon, if at all
+            started = self._clock.now()
             self._restore(stream, [payloads[block] for block in blocks])
+            copying_s = self._clock.now() - started
         self._streams.occupy(stream, sequence, blocks, self.block_tokens)
         self._streams.trim()
+        return copying_s
 
     def run(self, chunks: list[Chunk]) -> Logits:
         placed = sorted(

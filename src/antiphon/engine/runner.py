@@ -87,12 +87,20 @@ class ModelRunner(Protocol):
         ...
 
     @property
+    def start_prefill_tokens_per_s(self) -> float:
+        """How fast a short prompt was computed when the runner was made; 0: not measured."""
+        ...
+
+    @property
     def kv_description(self) -> KvDescription:
         """What other runners must have in common to take over this one's blocks."""
         ...
 
-    def open(self, sequence: int, blocks: list[int]) -> None:
-        """Begin a sequence whose first positions are these blocks, in order."""
+    def open(self, sequence: int, blocks: list[int]) -> float:
+        """Begin a sequence whose first positions are these blocks, in order.
+
+        Returns the seconds it took to copy them in: 0 where they lie in place.
+        """
         ...
 
     def run(self, chunks: list[Chunk]) -> Logits:

@@ -119,6 +119,7 @@ class ScriptedRunner:
         self.block_tokens = settings.block_tokens
         self.block_bytes = 2 * 8 * settings.block_tokens  # a token and a digest a position
         self.max_sequences = settings.max_sequences
+        self.start_prefill_tokens_per_s = 0.0
         self.kv_description = _DESCRIPTION
         self._script = script
         self._settings = settings
@@ -128,13 +129,14 @@ class ScriptedRunner:
         self._num_rows = 0
         self._rows = np.empty((settings.max_sequences, VOCAB_SIZE), np.float32)
 
-    def open(self, sequence: int, blocks: list[int]) -> None:
+    def open(self, sequence: int, blocks: list[int]) -> float:
         memory = Memory()
         for block in blocks:
             kept = self._kept[block]
             memory.tokens += kept.tokens
             memory.digests += kept.digests
         self._open[sequence] = memory
+        return 0.0
 
     def run(self, chunks: list[Chunk]) -> Logits:
         self._wait(self._settings.step_s(chunks))

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from antiphon.core.blockhash import BlockHash, Border, extend_chain, root_of
+from antiphon.core.blockhash import PUBLIC_SCOPE, BlockHash, Border, extend_chain, root_of
+from antiphon.core.errors import BadRequest
 from antiphon.core.generation import CachedTokens, Generation, KvReport
 from antiphon.core.kvblock import KvBlock, Tier
 from antiphon.engine.sampling import Sampler
@@ -35,6 +36,7 @@ class Supply:
     until_s: float | None = None
     tiers: dict[BlockHash, Tier] = field(default_factory=dict)  # of the blocks imported for it
     report: KvReport = field(default_factory=KvReport)
+    import_s: float = 0.0  # spent on taking its blocks over, before its sequence began
     is_counted: bool = False  # by the choice that was admitted first
 
 
@@ -53,6 +55,21 @@ class Chain:
         return cls(
             root_of(namespace, border.scope, border.num_public_tokens, block_tokens), border, block_tokens
         )
+
+
+def check_borders(generation: Generation) -> None:
+    """Where prompt, answer and public prefix end must fit the tokens. Raises BadRequest."""
+    num_tokens, num_prompt_tokens = len(generation.token_ids), generation.num_prompt_tokens
+    if num_tokens == 0:
+        raise BadRequest("The prompt has no tokens.", param="messages")
+    if not 0 < num_prompt_tokens <= num_tokens:
+        raise BadRequest("num_prompt_tokens is outside the token ids.")
+    if not 0 <= generation.num_public_tokens <= num_prompt_tokens:
+        raise BadRequest("num_public_tokens is outside the prompt.")
+    if generation.is_prefill_only and len(generation.choices) != 1:
+        raise BadRequest("A prompt's KV is computed once: n must be 1.")
+    if generation.scope == PUBLIC_SCOPE:
+        raise BadRequest("A generation's own scope cannot be the public one.")
 
 
 def prompt_blocks(generation: Generation, block_tokens: int) -> Generation:
@@ -87,6 +104,7 @@ class Sequence:
     num_offered: int = 0  # leading blocks when it was last offered for export
     is_prompt_offered: bool = False  # its whole prompt's were among them
     cached: CachedTokens | None = None  # found at the first admission
+    num_brought: int = 0  # blocks among those that came for it, and were not copied into place yet
     report: KvReport | None = None  # likewise, on the choice of a supplied generation that was admitted first
     queued_s: float | None = None  # arrival to first admission
     has_spoken: bool = False  # its first output is out
@@ -141,6 +159,7 @@ class Sequence:
             blocks[tier] += 1
             tokens[tier] += min(size, max(0, prompt - index * size))
         self.cached = CachedTokens(*tokens)
+        self.num_brought = num_hits - blocks[Tier.ENGINE]
         self.report = msgspec.structs.replace(
             supply.report,
             num_local=blocks[Tier.ENGINE],

@@ -17,7 +17,7 @@ from antiphon.core.errors import BadRequest
 from antiphon.core.generation import CachedTokens, Generation, KvReport, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
 from antiphon.engine.engine import Engine, EngineSettings
-from antiphon.engine.runner import RunnerFault
+from antiphon.engine.runner import Chunk, Logits, RunnerFault
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
 
 Make = Callable[..., Generation]
@@ -27,10 +27,38 @@ PROMPT = [i % 200 for i in range(70)]  # four full blocks and some
 FETCHED = KvReport(decision="fetched")
 
 
+RUNNER = ScriptedSettings(context_tokens=256, max_sequences=4)
+
+
+class SlowRunner(ScriptedRunner):
+    """Copying a block in takes 1 s, clearing a place 10 s, taking one over 0.25 s, a step 2 s."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(SCRIPTS["babble"], RUNNER)
+        self._clock = clock
+
+    def open(self, sequence: int, blocks: list[int]) -> float:
+        super().open(sequence, blocks)
+        self._clock.advance(10.0 + len(blocks))
+        return float(len(blocks))
+
+    def run(self, chunks: list[Chunk]) -> Logits:
+        self._clock.advance(2.0)
+        return super().run(chunks)
+
+    def import_block(self, block: int, payload: bytes | memoryview) -> None:
+        self._clock.advance(0.25)
+        super().import_block(block, payload)
+
+
 def engine_with(
-    *, num_blocks: int = 100, checkpoint_blocks: int | None = 2, clock: VirtualClock | None = None
+    *,
+    num_blocks: int = 100,
+    checkpoint_blocks: int | None = 2,
+    clock: VirtualClock | None = None,
+    runner: ScriptedRunner | None = None,
 ) -> Engine:
-    runner = ScriptedRunner(SCRIPTS["babble"], ScriptedSettings(context_tokens=256, max_sequences=4))
+    runner = runner or ScriptedRunner(SCRIPTS["babble"], RUNNER)
     settings = EngineSettings(
         num_blocks=num_blocks, namespace=b"n", checkpoint_blocks=checkpoint_blocks, token_budget=32
     )
@@ -391,3 +419,32 @@ def test_an_export_that_fails_costs_nothing_but_itself(make_generation: Make) ->
     assert engine.export(engine.exportable()) == []
     assert (engine.counters.failed_exports, engine.counters.exported_blocks) == (1, 0)
     engine.check()
+
+
+def test_a_step_tells_what_blocks_from_elsewhere_cost(make_generation: Make, saved: Arrivals) -> None:
+    """Taking them over and copying them in; not the local block beside them, nor making room for them."""
+    clock = VirtualClock()
+    engine = engine_with(clock=clock, runner=SlowRunner(clock))
+    engine.add(make_generation("local", PROMPT[: BLOCK + 1], max_tokens=1))
+    run(engine)
+    engine.add(make_generation("g", PROMPT, max_tokens=2), hold_s=100.0)
+    engine.supply("g", saved, FETCHED)
+    engine.step()
+    step = engine.last_step
+    assert (step.num_imported_blocks, step.import_s) == (3, 3 * 0.25 + 3 * 1.0)
+    assert (step.open_s, step.seconds) == (14.0, 16.0)
+    engine.step()
+    step = engine.last_step
+    assert (step.num_imported_blocks, step.import_s, step.open_s, step.seconds) == (0, 0.0, 0.0, 2.0)
+
+
+def test_what_was_brought_is_accounted_for_once(make_generation: Make, saved: Arrivals) -> None:
+    """Choices that find it in the engine, and a follower, imported nothing."""
+    clock = VirtualClock()
+    engine = engine_with(clock=clock, runner=SlowRunner(clock))
+    engine.add(make_generation("g", PROMPT, n=2, max_tokens=2), hold_s=100.0)
+    engine.add(make_generation("follower", PROMPT, max_tokens=2), hold_s=100.0)
+    engine.supply("g", saved, FETCHED)
+    run(engine)
+    assert engine.counters.placed_blocks == engine.counters.imported_blocks == 4
+    assert engine.counters.import_s == 4 * 0.25 + 4 * 1.0
