@@ -115,6 +115,9 @@ class Gatekeeper:
     def keep(self, blocks: Sequence[tuple[KvBlock, bytes]]) -> None:
         self.unwritten += blocks
 
+    def when_written(self, call: Callable[[], None]) -> None:
+        self.cache.when_written(call)
+
     def write_all(self) -> None:
         """The writer catches up."""
         self.cache.keep(self.unwritten)
@@ -140,7 +143,8 @@ class Worker:
         self.cache = KvCache(cache_settings, remote, WallClock(), lambda kind, detail: None)
         self.gate = Gatekeeper(self.cache)
         self.inbox: list[Command] = []
-        self.bridge = KvBridge(self.gate, self.inbox.append, LOG, hold_s=HOLD_S)
+        emit: list[StepOutput] = []  # no generation here is for its prompt's blocks only
+        self.bridge = KvBridge(self.gate, self.inbox.append, emit.extend, LOG, hold_s=HOLD_S)
         engine_settings = EngineSettings(
             num_blocks=30, namespace=NAMESPACE, checkpoint_blocks=2, token_budget=7, max_waiting=50
         )

@@ -31,6 +31,8 @@ class PuppetTier:
     cancelled: list[str] = field(default_factory=list)
     kept: list[tuple[KvBlock, bytes]] = field(default_factory=list)
     prefills: list[tuple[int, float]] = field(default_factory=list)
+    is_writing: bool = False  # what was kept is not written before `written` is called
+    waiting: list[Callable[[], None]] = field(default_factory=list)
     num_calls: int = 0
     on_keep: Callable[[], None] = lambda: None
 
@@ -50,6 +52,19 @@ class PuppetTier:
         self._enter("keep")
         self.on_keep()
         self.kept += blocks
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        self._enter("when_written")
+        if self.is_writing:
+            self.waiting.append(call)
+        else:
+            call()
+
+    def written(self) -> None:
+        """All that was kept is written."""
+        calls, self.waiting = self.waiting, []
+        for call in calls:
+            call()
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._enter("observe_prefill")

@@ -137,6 +137,13 @@ class KvCache:
         if self._remote is not None:
             self._remote.writer.offer(blocks)
 
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call this once all that was kept so far is in the store, or that fails. It must not block or raise."""
+        if self._remote is None:
+            call()
+        else:
+            self._remote.writer.when_written(call)
+
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Prompt tokens that were computed within so many seconds of the engine's time."""
         with self._lock:

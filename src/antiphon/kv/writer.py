@@ -106,6 +106,9 @@ class Writer:
         self._spoiled: dict[BlockHash, KvBlock] = {}
         self._written = _Memory(settings.most_remembered, settings.written_s)
         self._touched = _Memory(settings.most_remembered, settings.touch_every_s)
+        self._num_queued = 0  # blocks ever taken in
+        self._num_settled = 0  # of those: written or given up
+        self._waiting: list[tuple[int, Callable[[], None]]] = []  # by what `_num_settled` has to be
         self._is_busy = False
         self._is_closed = False
         self.num_bytes_queued = 0
@@ -130,8 +133,22 @@ class Writer:
                     continue
                 self._queue.append((block, payload))
                 self._queued.add(block.hash)
+                self._num_queued += 1
                 self.num_bytes_queued += len(payload)
             self._news.notify_all()
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call this once all that is queued now is in the store, or the store fails, or at the end.
+
+        On this thread or the writer's; it must neither block nor raise.
+        """
+        with self._news:
+            is_waiting = self._num_settled < self._num_queued and not self._is_closed
+            is_waiting = is_waiting and self._parts.breaker.is_closed
+            if is_waiting:
+                self._waiting.append((self._num_queued, call))
+        if not is_waiting:
+            call()
 
     def touch(self, blocks: Sequence[KvBlock]) -> None:
         """These were used: let them live on in the store. Bounded; what is too much is left out."""
@@ -188,6 +205,7 @@ class Writer:
 
     def _main(self) -> None:
         while self._wait():
+            is_well = False
             try:
                 self._work()
             except StoreFault as fault:
@@ -195,11 +213,22 @@ class Writer:
             except Exception as error:  # noqa: BLE001 - a fault of ours costs a write, not the thread
                 self._fail(StoreFault(FaultKind.OTHER, f"{type(error).__name__}: {error}"))
             else:
+                is_well = True
                 with self._news:
                     self._parts.breaker.succeed()
             with self._news:
                 self._is_busy = False
                 self._news.notify_all()
+            self._call_waiting(all_of_them=not is_well)
+        self._call_waiting(all_of_them=True)
+
+    def _call_waiting(self, *, all_of_them: bool) -> None:
+        with self._news:
+            settled = self._num_settled
+            due = [call for number, call in self._waiting if all_of_them or number <= settled]
+            self._waiting = [] if all_of_them else [w for w in self._waiting if w[0] > settled]
+        for call in due:
+            call()
 
     def _wait(self) -> bool:
         """Until there is work and the breaker lets it out; False at the end."""
@@ -253,6 +282,7 @@ class Writer:
 
     def _settle(self, block: KvBlock, payload: Payload) -> None:
         self._queued.discard(block.hash)
+        self._num_settled += 1
         self.num_bytes_queued -= len(payload)
 
     def _note_written(self, block: KvBlock, num_bytes: int) -> None:

@@ -53,7 +53,7 @@ class EngineThread:
         self._wake = threading.Event()
         self._stopping = False
         self._pulse_s = clock.now()
-        self._refused: list[StepOutput] = []
+        self._late: list[StepOutput] = []  # outputs that leave with the next step's, or without one
         self._thread: threading.Thread | None = None
         self._bridge: KvBridge | None = None
         self.failure: BaseException | None = None
@@ -79,7 +79,7 @@ class EngineThread:
 
     def attach(self, tier: KvTier) -> None:
         """From now on blocks come from this tier and go to it. Once, after `start`, before `submit`."""
-        self._bridge = KvBridge(tier, self._post, self._log)
+        self._bridge = KvBridge(tier, self._post, self._late.extend, self._log)
 
     def submit(self, generation: Generation) -> None:
         """Hand a generation to the engine. A refusal comes as its output."""
@@ -115,7 +115,7 @@ class EngineThread:
                 self._bridge.add(engine, generation)
         except AntiphonError as error:
             reason = f"{error.code}: {error.message}"
-            self._refused += [
+            self._late += [
                 StepOutput(generation.id, choice, 0, [], Terminal.REFUSED, error=reason)
                 for choice in generation.choices
             ]
@@ -147,12 +147,12 @@ class EngineThread:
 
         try:
             self._loop(engine, send)
-            send(engine.end_all(Terminal.ABORTED))
+            send(self._take_late() + engine.end_all(Terminal.ABORTED))
             self._copy_out(engine)
         except BaseException as error:  # noqa: BLE001 - the thread dies: every answer ends, the process is told
             self.failure = error
             self._log.critical("engine.died", exc_info=error)
-            send(self._refused + engine.end_all(Terminal.LOST, "The engine died."))
+            send(self._take_late() + engine.end_all(Terminal.LOST, "The engine died."))
 
     def _loop(self, engine: Engine, send: Callable[[list[StepOutput]], None]) -> None:
         while not self._stopping:
@@ -160,12 +160,15 @@ class EngineThread:
             while self._inbox:
                 self._inbox.popleft()(engine)
             stepped = engine.step() if engine.has_work else None
-            refused, self._refused = self._refused, []
+            late = list(self._late)
+            self._late.clear()
             if stepped is not None:
-                send(refused + stepped)  # also where both are empty: the load has changed
+                if self._bridge is not None:
+                    stepped = self._bridge.hold_back(stepped)
+                send(late + stepped)  # also where both are empty: the load has changed
                 self._copy_out(engine)
-            elif refused:
-                send(refused)
+            elif late:
+                send(late)
             else:
                 self._wake.wait(self._idle_s(engine))
                 self._wake.clear()
@@ -174,6 +177,14 @@ class EngineThread:
         """How long nothing will happen, if nobody sends anything."""
         due_s = engine.next_deadline_s
         return _IDLE_WAIT_S if due_s is None else min(_IDLE_WAIT_S, max(0.0, due_s - self._clock.now()))
+
+    def _take_late(self) -> list[StepOutput]:
+        """All that has not left yet, for the end."""
+        if self._bridge is not None:
+            self._late += self._bridge.let_go()
+        late = list(self._late)
+        self._late.clear()
+        return late
 
     def _copy_out(self, engine: Engine) -> None:
         if self._bridge is not None:

@@ -4,7 +4,9 @@ Called on the engine thread, so nothing here waits: the tier answers at once or 
 the thread's inbox later. Outputs leave before blocks are copied out. Invariant: the tiers cost reuse at
 worst, never an answer: a tier that raises is not asked again, and a hold ends by itself.
 
-Which blocks are worth copying is the engine's word, whether anybody wants them the tier's.
+Which blocks are worth copying is the engine's word, whether anybody wants them the tier's. The end of a
+generation that is there for its prompt's blocks only leaves when they are written: who hears of it looks
+for them at once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from antiphon.core.generation import Generation, KvReport
+from antiphon.core.generation import Generation, KvReport, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
 from antiphon.engine.engine import Engine
 from antiphon.obs.log import Logger
@@ -25,6 +27,7 @@ _LEAST_PREFILL_SHARE = 0.75
 
 Command: TypeAlias = Callable[[Engine], None]
 Post: TypeAlias = Callable[[Command], None]
+Emit: TypeAlias = Callable[[list[StepOutput]], None]
 
 
 class Delivery(Protocol):
@@ -59,20 +62,31 @@ class KvTier(Protocol):
         """Take computed blocks."""
         ...
 
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call this, here or on another thread, when others can find what was kept, or that has failed."""
+        ...
+
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Prompt tokens computed in so many seconds."""
         ...
 
 
 class KvBridge:
-    """One engine's link to a tier. `post` runs a command on the engine thread, from any thread."""
+    """One engine's link to a tier. `post` runs a command on the engine thread, from any thread.
 
-    def __init__(self, tier: KvTier, post: Post, log: Logger, *, hold_s: float = HOLD_S) -> None:
+    `emit` sends outputs that `hold_back` kept; called on the engine thread.
+    """
+
+    def __init__(self, tier: KvTier, post: Post, emit: Emit, log: Logger, *, hold_s: float = HOLD_S) -> None:
         self._tier: KvTier | None = tier  # None: it failed
         self._post = post
+        self._emit = emit
         self._log = log
         self._hold_s = hold_s
         self._num_steps = 0  # steps of the engine that were observed
+        self._prefills: set[str] = set()  # open generations that are there for their prompt's blocks only
+        self._ends: list[StepOutput] = []  # of theirs, in the last step
+        self._kept_back: list[StepOutput] = []  # ends whose blocks are being written
 
     def add(self, engine: Engine, generation: Generation) -> None:
         """Hand a generation to the engine and look for its blocks. Raises what `Engine.add` raises."""
@@ -81,6 +95,8 @@ class KvBridge:
             engine.add(generation)
             return
         prefix = engine.add(generation, self._hold_s)
+        if generation.is_prefill_only:
+            self._prefills.add(generation.id)
         is_local = prefix.num_local == len(prefix.blocks)
         is_asking = bool(prefix.blocks) and (is_local or engine.is_held(generation.id))
         if is_asking and not self._try(lambda: tier.begin(prefix, self._deliver)):
@@ -93,12 +109,50 @@ class KvBridge:
         if tier is not None and not engine.is_open(generation_id):
             self._try(lambda: tier.cancel(generation_id))
 
+    def hold_back(self, outputs: list[StepOutput]) -> list[StepOutput]:
+        """Those that may leave now. Call with all outputs of a step, before `after_step`."""
+        if not self._prefills:
+            return outputs
+        leaving = []
+        for output in outputs:
+            if output.generation in self._prefills and output.finish is not None:
+                self._prefills.discard(output.generation)
+                if output.finish is Terminal.LENGTH:
+                    self._ends.append(output)
+                    continue
+            leaving.append(output)
+        return leaving
+
+    def let_go(self) -> list[StepOutput]:
+        """All outputs that are kept back, for the end."""
+        outputs = self._kept_back + self._ends
+        self._kept_back, self._ends = [], []
+        return outputs
+
     def after_step(self, engine: Engine) -> None:
         """Give the tier what has become due. Call when the step's outputs are sent, and at the end."""
         tier = self._tier
         if tier is not None:
             self._try(lambda: self._observe(engine, tier))
             self._try(lambda: self._copy_out(engine, tier))
+        if self._ends:
+            ends, self._ends = self._ends, []
+            self._kept_back += ends
+            self._send_when_written(ends)
+
+    def _send_when_written(self, ends: list[StepOutput]) -> None:
+        def written() -> None:  # on any thread
+            self._post(lambda engine: self._send(ends))
+
+        tier = self._tier
+        if tier is None or not self._try(lambda: tier.when_written(written)):
+            self._send(ends)
+
+    def _send(self, ends: list[StepOutput]) -> None:
+        """Those of them that are still kept back."""
+        ends = [output for output in ends if output in self._kept_back]
+        self._kept_back = [output for output in self._kept_back if output not in ends]
+        self._emit(ends)
 
     def _observe(self, engine: Engine, tier: KvTier) -> None:
         step, num_steps = engine.last_step, engine.counters.steps

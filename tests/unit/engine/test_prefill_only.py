@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.clock import VirtualClock
+from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, KvReport, Sampling, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Tier
 from antiphon.engine.engine import Engine, EngineSettings
@@ -117,10 +118,10 @@ def test_a_prompt_below_a_block_ends_at_once(make_generation: Make) -> None:
     """Nobody could take anything over: nothing is computed. Exactly one block and no tail is no better."""
     for number in (1, BLOCK):
         engine = engine_with()
-        engine.add(prefill_only(make_generation("g~p", PROMPT[:number], n=2)), hold_s=1.0)
+        engine.add(prefill_only(make_generation("g~p", PROMPT[:number])), hold_s=1.0)
         assert not engine.is_held("g~p")
         outputs, due = run(engine)
-        assert [(o.choice, o.finish) for o in outputs] == [(0, Terminal.LENGTH), (1, Terminal.LENGTH)]
+        assert [(o.choice, o.finish) for o in outputs] == [(0, Terminal.LENGTH)]
         assert not any(due)
         assert engine.counters.steps == 0
 
@@ -146,6 +147,12 @@ def test_blocks_that_were_just_brought_are_not_due(make_generation: Make) -> Non
     engine.supply("g~p", [(block, payload, Tier.STORE) for block, payload in saved[:4]], FETCHED)
     _, due = run(engine)
     assert sorted(index for part in indices(due) for index in part) == [4, 5, 6, 7, 8]
+
+
+def test_it_has_one_choice(make_generation: Make) -> None:
+    """Several would compute the same blocks."""
+    with pytest.raises(BadRequest, match="n must be 1"):
+        engine_with().add(prefill_only(make_generation("g~p", PROMPT, n=2)))
 
 
 def test_it_can_be_aborted(make_generation: Make) -> None:

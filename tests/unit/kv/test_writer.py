@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -220,6 +221,54 @@ def test_memory_is_bounded() -> None:
     desk.put(blocks[:2])
     assert desk.store.num_puts == 8
     desk.writer.close()
+
+
+def test_it_says_when_what_is_queued_is_written(desk: Desk) -> None:
+    """Not before, and whatever is offered later; at once where nothing is queued."""
+    said: list[str] = []
+    desk.writer.when_written(lambda: said.append("nothing queued"))
+    assert said == ["nothing queued"]
+    one, two, later = chain(3)
+    desk.hold(one)
+    desk.writer.offer(with_payloads([two]))
+    done = threading.Event()
+
+    def written() -> None:
+        said.append(f"{desk.stored.count(one)} {desk.stored.count(two)}")
+        done.set()
+
+    desk.writer.when_written(written)
+    desk.writer.offer(with_payloads([later]))
+    assert len(said) == 1
+    desk.store.let_go()
+    assert done.wait(PATIENCE_S)
+    assert said[1] == "1 1"
+
+
+def test_a_store_that_fails_keeps_nobody_waiting(desk: Desk) -> None:
+    """Who waits is told with the first failure, and at once while the store rests."""
+    said: list[str] = []
+    done = threading.Event()
+    one, two = chain(2)
+    desk.hold(one)
+    desk.writer.offer(with_payloads([two]))
+    desk.writer.when_written(done.set)
+    desk.store.write_fault = FaultKind.FULL
+    desk.store.let_go()
+    assert done.wait(PATIENCE_S)
+    assert desk.writer.num_bytes_queued == 2 * BLOCK_BYTES, "postponed, not given up"
+    desk.writer.when_written(lambda: said.append("at once"))
+    assert said == ["at once"]
+
+
+def test_closing_tells_who_waits() -> None:
+    """The queue is dropped; nobody is left behind."""
+    made, done = Desk(), threading.Event()
+    made.hold(chain(1)[0])
+    made.writer.when_written(done.set)
+    made.store.let_go()
+    made.writer.close()
+    assert done.wait(PATIENCE_S)
 
 
 def test_closing_does_not_wait_for_the_queue() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from antiphon.core.clock import Clock, VirtualClock, WallClock
@@ -36,7 +37,8 @@ class Bench:
         self.engine = Engine(runner, settings, clock or VirtualClock())
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         log = configure_logging(level="critical")
-        self.bridge = KvBridge(tier, self.inbox.put, log, hold_s=1.0)
+        self.emitted: list[StepOutput] = []  # what was kept back and then sent
+        self.bridge = KvBridge(tier, self.inbox.put, self.emitted.extend, log, hold_s=1.0)
 
     def add(self, generation: Generation) -> None:
         self.bridge.add(self.engine, generation)
@@ -54,7 +56,7 @@ class Bench:
         outputs: list[StepOutput] = []
         self.read()
         while self.engine.has_work:
-            outputs += self.engine.step()
+            outputs += self.bridge.hold_back(self.engine.step())
             self.bridge.after_step(self.engine)
             self.read()
         self.engine.check()
@@ -197,6 +199,60 @@ def test_a_delivery_that_makes_no_sense_is_a_miss(make_generation: Make) -> None
     assert outputs[0].kv == KvReport(num_computed=4, decision="fault")
 
 
+def prefill_only(generation: Generation) -> Generation:
+    return msgspec.structs.replace(generation, is_prefill_only=True)
+
+
+def test_the_end_of_a_prefill_waits_until_its_blocks_are_written(make_generation: Make) -> None:
+    """Who hears of it looks for them at once. Answers beside it leave as ever."""
+    tier = PuppetTier(is_writing=True)
+    bench = Bench(tier)
+    bench.add(prefill_only(make_generation("g~p", PROMPT)))
+    bench.add(make_generation("beside", [1, 2]))
+    tier.deliver("g~p")
+    outputs = bench.run()
+    assert {output.generation for output in outputs} == {"beside"}
+    assert [block.index for block, _ in tier.kept] == [0, 1, 2, 3]
+    assert bench.emitted == []
+    tier.written()
+    bench.read()
+    assert [(o.generation, o.ids, o.finish) for o in bench.emitted] == [("g~p", [], Terminal.LENGTH)]
+    assert bench.bridge.let_go() == []
+
+
+def test_an_aborted_prefill_does_not_wait(make_generation: Make) -> None:
+    """Nobody looks for its blocks."""
+    tier = PuppetTier(is_writing=True)
+    bench = Bench(tier)
+    bench.add(prefill_only(make_generation("g~p", PROMPT)))
+    bench.bridge.abort(bench.engine, "g~p", None)
+    assert [output.finish for output in bench.run()] == [Terminal.ABORTED]
+
+
+def test_what_is_kept_back_leaves_at_the_end_and_once(make_generation: Make) -> None:
+    """A worker that stops does not wait for its store; what the store says then is old news."""
+    tier = PuppetTier(is_writing=True)
+    bench = Bench(tier)
+    bench.add(prefill_only(make_generation("g~p", PROMPT)))
+    tier.deliver("g~p")
+    assert bench.run() == []
+    assert [output.finish for output in bench.bridge.let_go()] == [Terminal.LENGTH]
+    tier.written()
+    bench.read()
+    assert bench.emitted == []
+
+
+@pytest.mark.parametrize("method", ["keep", "when_written"])
+def test_a_prefill_ends_though_the_tier_fails(make_generation: Make, method: str) -> None:
+    """Its blocks are nowhere, whoever goes on computes them."""
+    tier = PuppetTier(broken=method)
+    bench = Bench(tier)
+    bench.add(prefill_only(make_generation("g~p", PROMPT)))
+    tier.deliver("g~p")
+    assert bench.run() == []
+    assert [output.finish for output in bench.emitted] == [Terminal.LENGTH]
+
+
 @pytest.fixture
 def store() -> Iterator[MemoryStore]:
     """A store that outlives workers."""
@@ -222,6 +278,24 @@ def test_another_worker_goes_on_from_the_store(make_generation: Make, store: Mem
     assert outputs[0].kv is not None
     assert (outputs[0].kv.num_store, outputs[0].kv.decision) == (6, "fetched")
     assert second.engine.counters.prefill_tokens == len(turn) - 96
+    for opened in (cache, other):
+        opened.close()
+
+
+def test_a_prefill_here_is_an_answer_there(make_generation: Make, store: MemoryStore) -> None:
+    """When its end is told the blocks are in the store: the other worker computes the tail and no more."""
+    prefill = Bench(cache := cache_over(store))
+    prefill.add(prefill_only(make_generation("g~p", PROMPT)))
+    prefill.await_post()
+    assert prefill.run() == []
+    while not prefill.emitted:
+        prefill.await_post()
+    decode = Bench(other := cache_over(store))
+    decode.add(make_generation("g", PROMPT))
+    decode.await_post()
+    outputs = decode.run()
+    assert outputs[0].cached == CachedTokens(store=64)
+    assert decode.engine.counters.prefill_tokens == len(PROMPT) - 64
     for opened in (cache, other):
         opened.close()
 
