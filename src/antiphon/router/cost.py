@@ -1,0 +1,182 @@
+"""What a request costs on a replica, in seconds, and the policy that takes the least.
+
+Owns the formula and its constants (docs/routing.md explains both):
+
+    cost = wait + prefill + answer + pressure
+
+Invariants: finite for whatever a worker may report; never falls when a replica gets busier, never rises
+when more of the prompt is there or a rate improves; a store counts only where it beats computing.
+Pure: no clock, no chance of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.core.generation import WorkerRates
+from antiphon.router.policy import Ask, Overlap, Reason, ReplicaState, Route, pick_of
+
+PREFILL_TOKENS_PER_S = 2000.0  # where nobody has measured: a small model on a CPU, or a large one on a GPU
+STEP_S = 0.02
+MAX_SEQUENCES = 32
+ANSWER_TOKENS = 256  # what an answer is expected to have at most: what clients allow is far above
+ANSWER_WEIGHT = 0.25  # a second of writing counts as so much of a second before the first token
+PRESSURE_S = 0.15
+MOST_USED = 0.98  # of the blocks, for the pressure: keeps it finite
+TIE_SHARE = 0.03  # costs so near to the least are equal: rates are not measured better
+TIE_S = 0.001
+
+_LEAST_RATE = 0.1  # tokens or blocks a second; less is taken for not known
+_MOST_S = 60.0  # for one step or one round trip; more is taken for not known
+_LEAST_WEIGHT = 0.001
+_MOST_WEIGHT = 1000.0
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """Seconds by cause, and the prompt tokens that would be computed."""
+
+    wait_s: float
+    prefill_s: float
+    answer_s: float
+    pressure_s: float
+    num_uncached: int
+    uses_store: bool
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.answer_s + self.pressure_s
+
+
+def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) -> Cost:
+    """What this request costs there. `peers` stand in for what the replica does not know of itself."""
+    rates = state.rates
+    weight = min(max(state.weight, _LEAST_WEIGHT), _MOST_WEIGHT)
+    token_s = 1 / (weight * _rate(rates.prefill_tokens_per_s, peers.prefill_tokens_per_s))
+    step_s = _seconds(rates.step_s, peers.step_s) / weight
+    most_sequences = state.max_sequences or MAX_SEQUENCES
+    fullness = state.sequences / most_sequences
+    answer_tokens = min(ask.num_answer_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
+    prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, _store(rates, peers))
+    return Cost(
+        wait_s=wait_s(state, token_s, step_s),
+        prefill_s=prefill_s,
+        answer_s=ANSWER_WEIGHT * answer_tokens * step_s * (1 + fullness),
+        pressure_s=_pressure_s(ask, state, answer_tokens),
+        num_uncached=num_uncached,
+        uses_store=uses_store,
+    )
+
+
+def wait_s(state: ReplicaState, token_s: float, step_s: float) -> float:
+    """Until its first token is computed: the prompts before it, or the answers that hold all slots."""
+    prompts_s = (state.waiting_tokens + state.dispatched_tokens) * token_s
+    if not state.max_sequences:
+        return prompts_s
+    num_over = state.sequences + 1 - state.max_sequences
+    if num_over <= 0:
+        return prompts_s
+    slot_s = num_over * ANSWER_TOKENS * 2 * step_s / state.max_sequences  # in steps of a full batch
+    return max(prompts_s, slot_s)
+
+
+def _prefill(
+    ask: Ask, overlap: Overlap, token_s: float, store: tuple[float, float]
+) -> tuple[float, int, bool]:
+    """Seconds to the last prompt token's step, the tokens computed in them, whether the store helps."""
+    # The last token is always computed: its logits are the first answer token's.
+    num_missing = max(ask.num_tokens - overlap.local_blocks * ask.block_tokens, 1)
+    num_offered = min(overlap.store_blocks * ask.block_tokens, num_missing - 1)
+    if num_offered > 0:
+        rtt_s, block_s = store
+        fetch_s = rtt_s + num_offered / ask.block_tokens * block_s
+        if fetch_s < num_offered * token_s:
+            num_computed = num_missing - num_offered
+            return fetch_s + num_computed * token_s, num_computed, True
+    return num_missing * token_s, num_missing, False
+
+
+def _pressure_s(ask: Ask, state: ReplicaState, answer_tokens: int) -> float:
+    if state.num_blocks <= 0:
+        return 0.0
+    num_tokens = ask.num_tokens + answer_tokens + state.dispatched_tokens
+    num_left = state.free_blocks - num_tokens / ask.block_tokens
+    used = min(max(1 - num_left / state.num_blocks, 0.0), MOST_USED)
+    return PRESSURE_S * used / (1 - used)
+
+
+def _store(rates: WorkerRates, peers: WorkerRates) -> tuple[float, float]:
+    """Seconds for a round trip and for each block. Nothing known of the store: it is of no use."""
+    blocks_per_s = _rate(rates.store_blocks_per_s, peers.store_blocks_per_s)
+    if blocks_per_s <= _LEAST_RATE:
+        return _MOST_S, _MOST_S
+    rtt_s = _seconds(rates.store_rtt_s, peers.store_rtt_s)
+    return rtt_s, 1 / blocks_per_s + _seconds(rates.import_s_per_block, peers.import_s_per_block)
+
+
+def _rate(known: float, stand_in: float) -> float:
+    """Written so that NaN counts as not known."""
+    return known if known > _LEAST_RATE else stand_in if stand_in > _LEAST_RATE else _LEAST_RATE
+
+
+def _seconds(known: float, stand_in: float) -> float:
+    return known if 0 < known < _MOST_S else stand_in if 0 < stand_in < _MOST_S else 0.0
+
+
+class LeastCost:
+    """The policy Antiphon routes by: the least cost, ties by lot."""
+
+    def choose(
+        self, ask: Ask, states: Sequence[ReplicaState], overlaps: Sequence[Overlap], draw: float
+    ) -> Route | None:
+        """The route, None where there are no states."""
+        if not states:
+            return None
+        peers = peer_rates(states)
+        costs = [cost(ask, state, overlap, peers) for state, overlap in zip(states, overlaps, strict=True)]
+        totals = [c.total_s for c in costs]
+        least_s = min(totals)
+        near_s = least_s + max(TIE_S, TIE_SHARE * least_s)
+        best = [index for index, total_s in enumerate(totals) if total_s <= near_s]
+        taken = best[pick_of(len(best), draw)]
+        return Route(
+            states[taken].replica,
+            _reason(overlaps, best, taken, uses_store=costs[taken].uses_store),
+            tuple((state.replica, total_s) for state, total_s in zip(states, totals, strict=True)),
+            costs[taken].num_uncached,
+        )
+
+
+def peer_rates(states: Sequence[ReplicaState]) -> WorkerRates:
+    """What to take for rates that a replica does not know: the middle of what the others do."""
+    rates = [state.rates for state in states]
+    if all(r.prefill_tokens_per_s and r.step_s and r.store_blocks_per_s for r in rates):
+        return rates[0]  # nobody will ask
+    return WorkerRates(
+        prefill_tokens_per_s=_middle([r.prefill_tokens_per_s for r in rates]) or PREFILL_TOKENS_PER_S,
+        step_s=_middle([r.step_s for r in rates]) or STEP_S,
+        store_rtt_s=_middle([r.store_rtt_s for r in rates]),
+        store_blocks_per_s=_middle([r.store_blocks_per_s for r in rates]),
+        import_s_per_block=_middle([r.import_s_per_block for r in rates]),
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    known = sorted(value for value in values if 0 < value < math.inf)
+    return known[len(known) // 2] if known else 0.0
+
+
+def _reason(overlaps: Sequence[Overlap], best: Sequence[int], taken: int, *, uses_store: bool) -> Reason:
+    if len(overlaps) == 1:
+        return Reason.ONLY_ONE
+    held = [overlap.local_blocks for overlap in overlaps]
+    most = max(held)
+    if any(held[index] != held[taken] for index in best):
+        return Reason.RANDOM_TIE
+    if held[taken] < most:
+        return Reason.STORE if uses_store else Reason.SPILL
+    if most > min(held):
+        return Reason.PREFIX
+    return Reason.LEAST_COST if len(best) == 1 else Reason.RANDOM_TIE
