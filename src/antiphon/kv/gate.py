@@ -118,12 +118,12 @@ class Gate:
 
     def observe_ping(self, seconds: float) -> None:
         """A round trip that carried nothing."""
-        self._adopt(replace(self.rates, rtt_s=_mean(self.rates.rtt_s, seconds, _WEIGHT)))
+        self._adopt(replace(self.rates, rtt_s=running_mean(self.rates.rtt_s, seconds, _WEIGHT)))
 
     def observe_bytes(self, num_bytes: int, seconds: float) -> None:
         """Bytes that came in so many seconds, a round trip included."""
         carried_s = max(seconds - self.rates.rtt_s, _LEAST_BYTES_SHARE * seconds, _LEAST_S)
-        rate = _mean(self.rates.byte_s, carried_s / num_bytes, _WEIGHT)
+        rate = running_mean(self.rates.byte_s, carried_s / num_bytes, _WEIGHT)
         self._adopt(replace(self.rates, byte_s=rate))
 
     def observe_fetch(self, num_asked: int, num_got: int, num_bytes: int, seconds: float) -> None:
@@ -146,14 +146,16 @@ class Gate:
     def observe_import(self, num_bytes: int, seconds: float) -> None:
         """What it took the engine to take blocks over."""
         if num_bytes:
-            sample = seconds / num_bytes
-            rate = _mean(self.rates.import_byte_s, sample, _SLOW_WEIGHT)
+            sample = max(seconds, _LEAST_S) / num_bytes
+            rate = running_mean(self.rates.import_byte_s, sample, _SLOW_WEIGHT)
             self.rates = replace(self.rates, import_byte_s=rate)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Prompt tokens computed in so many seconds of the engine's time, whatever else ran in them."""
         if num_tokens:
-            rate = _mean(self.rates.prefill_tokens_per_s, num_tokens / max(seconds, _LEAST_S), _SLOW_WEIGHT)
+            rate = running_mean(
+                self.rates.prefill_tokens_per_s, num_tokens / max(seconds, _LEAST_S), _SLOW_WEIGHT
+            )
             self.rates = replace(self.rates, prefill_tokens_per_s=rate)
 
     def _adopt(self, rates: Rates) -> None:
@@ -162,6 +164,6 @@ class Gate:
         self._best = replace(best, rtt_s=min(best.rtt_s, rates.rtt_s), byte_s=min(best.byte_s, rates.byte_s))
 
 
-def _mean(old: float, sample: float, weight: float) -> float:
-    """The geometric mean of both, the sample counting `weight`."""
+def running_mean(old: float, sample: float, weight: float) -> float:
+    """The geometric mean of both, the sample counting `weight`: for rates, which differ by factors."""
     return math.exp((1 - weight) * math.log(old) + weight * math.log(max(sample, 1e-15)))
