@@ -22,6 +22,7 @@ from blake3 import blake3
 BlockHash: TypeAlias = bytes
 
 HASH_BYTES = 32
+_ID_BYTES = 4
 PUBLIC_SCOPE = b"public"
 
 
@@ -54,15 +55,31 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int], scope: bytes = b"") 
 
 
 def extend_chain(
-    hashes: list[BlockHash], root: BlockHash, token_ids: Sequence[int], block_tokens: int, border: Border
+    hashes: list[BlockHash],
+    root: BlockHash,
+    token_ids: Sequence[int],
+    block_tokens: int,
+    border: Border,
+    most: int | None = None,
 ) -> None:
-    """Append to `hashes` those of the full blocks of `token_ids` that it does not hold yet."""
+    """Append to `hashes` those of the full blocks of `token_ids` that it does not hold yet.
+
+    Not past `most` hashes in all: for who may not need the whole chain.
+    """
+    start, end = len(hashes), len(token_ids) // block_tokens
+    if most is not None:
+        end = min(end, most)
+    if start >= end:
+        return
+    size = _ID_BYTES * block_tokens
+    ids = _u32le(token_ids[start * block_tokens : end * block_tokens])
     public_blocks = border.num_public_tokens // block_tokens
-    for index in range(len(hashes), len(token_ids) // block_tokens):
-        parent = hashes[index - 1] if index else root
+    parent = hashes[-1] if hashes else root
+    for index in range(start, end):
         scope = border.scope if public_blocks and index == public_blocks else b""
-        ids = token_ids[index * block_tokens : (index + 1) * block_tokens]
-        hashes.append(block_hash(parent, ids, scope))
+        offset = (index - start) * size
+        parent = blake3(parent + scope + ids[offset : offset + size]).digest()
+        hashes.append(parent)
 
 
 def _u32le(token_ids: Sequence[int]) -> bytes:

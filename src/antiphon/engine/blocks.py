@@ -10,20 +10,33 @@ Invariants, checked by `check` whenever the engine is idle: free + cached + used
 at most one block; a block without a hash and without users is free. Eviction is least recently
 released first, and of one sequence its last block first, so that chains lose their leaves.
 
+Which hashes came and went since somebody last asked is kept, at most `most_changes` of them. A hash goes
+when the block that carries it goes: a second block with the same content never carried it.
+
 Owns no bytes and knows no sequence: the runner is told of evictions by the caller.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from antiphon.core.blockhash import BlockHash
+
+_MOST_CHANGES = 65536
+
+
+class HashChanges(NamedTuple):
+    """Hashes under which blocks are found now and were not before, and the other way round."""
+
+    named: list[BlockHash]
+    dropped: list[BlockHash]
 
 
 class BlockManager:
     """Counts, shares and evicts blocks. Every operation is O(blocks it is given)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, most_changes: int = _MOST_CHANGES) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, not {num_blocks}")
         self.num_blocks = num_blocks
@@ -32,6 +45,8 @@ class BlockManager:
         self._num_users = [0] * num_blocks
         self._hash: list[BlockHash | None] = [None] * num_blocks
         self._by_hash: dict[BlockHash, int] = {}
+        self._most_changes = most_changes
+        self._changes: dict[BlockHash, bool] | None = {}  # whether it came or went; None: too many
 
     @property
     def num_free(self) -> int:
@@ -63,6 +78,14 @@ class BlockManager:
     def hashes(self) -> list[BlockHash]:
         """Of all blocks that have one."""
         return list(self._by_hash)
+
+    def take_changes(self) -> HashChanges | None:
+        """What has come and gone since the last call, less what did both. None: too much; see `hashes`."""
+        changes, self._changes = self._changes, {}
+        if changes is None:
+            return None
+        named = [block_hash for block_hash, is_named in changes.items() if is_named]
+        return HashChanges(named, [block_hash for block_hash, is_named in changes.items() if not is_named])
 
     def num_cached_of(self, blocks: list[int]) -> int:
         """How many of these blocks nobody uses now: taking them lessens `num_available` by as many."""
@@ -108,6 +131,7 @@ class BlockManager:
         if holder is None:
             self._by_hash[block_hash] = block
             self._hash[block] = block_hash
+            self._note(block_hash, is_named=True)
             return block
         if holder != block:
             self.acquire([holder])
@@ -143,3 +167,14 @@ class BlockManager:
         assert block_hash is not None
         self._hash[block] = None
         del self._by_hash[block_hash]
+        self._note(block_hash, is_named=False)
+
+    def _note(self, block_hash: BlockHash, *, is_named: bool) -> None:
+        if self._changes is None:
+            return
+        if block_hash in self._changes:
+            del self._changes[block_hash]  # it came and went, or went and came: nothing has changed
+        elif len(self._changes) < self._most_changes:
+            self._changes[block_hash] = is_named
+        else:
+            self._changes = None

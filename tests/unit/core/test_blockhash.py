@@ -41,6 +41,28 @@ def test_a_chain_can_be_extended_piece_by_piece(ids: list[int], cut: int) -> Non
     assert hashes == chain(ids)
 
 
+@given(ids=IDS, num_public=st.integers(0, 40), steps=st.lists(st.integers(0, 4), max_size=12))
+def test_a_chain_can_be_computed_as_far_as_it_is_needed(
+    ids: list[int], num_public: int, steps: list[int]
+) -> None:
+    """In any steps, across the border of a public prefix: never past what was asked, in the end the whole."""
+    border = Border(num_public, b"scope")
+    hashes: list[BlockHash] = []
+    for step in steps:
+        most = len(hashes) + step
+        extend_chain(hashes, ROOT, ids, 4, border, most)
+        assert len(hashes) == min(most, len(ids) // 4)
+    assert hashes == chain(ids, border=border)[: len(hashes)]
+    extend_chain(hashes, ROOT, ids, 4, border)
+    assert hashes == chain(ids, border=border)
+
+
+def test_a_block_is_hashed_alone_as_in_a_chain() -> None:
+    """What `block_hash` says of one block is what the chain says of it."""
+    hashes = chain([5, 6, 7, 8, 9, 10, 11, 12])
+    assert hashes == [block_hash(ROOT, [5, 6, 7, 8]), block_hash(hashes[0], [9, 10, 11, 12])]
+
+
 def test_ids_are_fixed_width() -> None:
     """[1, 23] and [12, 3] must not collide, nor a token and its bytes."""
     assert block_hash(ROOT, [1, 23]) != block_hash(ROOT, [12, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.engine.blocks import BlockManager
+from antiphon.engine.blocks import BlockManager, HashChanges
 
 
 def hash_of(number: int) -> bytes:
@@ -94,3 +94,50 @@ def test_check_notices_a_lost_block() -> None:
     manager._free.pop()
     with pytest.raises(AssertionError, match="not all blocks"):
         manager.check()
+
+
+def test_hashes_come_when_blocks_are_named_and_go_when_they_are_evicted() -> None:
+    """Each is told once; releasing and reusing a block is no news."""
+    manager = BlockManager(2)
+    filled(manager, 0, 2)
+    assert manager.take_changes() == HashChanges([hash_of(0), hash_of(1)], [])
+    manager.refresh(manager.find_prefix([hash_of(0), hash_of(1)]))
+    assert manager.take_changes() == HashChanges([], [])
+    filled(manager, 10, 1)
+    assert manager.take_changes() == HashChanges([hash_of(10)], [hash_of(1)])
+
+
+def test_a_second_copy_that_goes_takes_no_hash_with_it() -> None:
+    """Two sequences computed the same block: one copy goes, the block is still found, nothing is told."""
+    manager = BlockManager(4)
+    filled(manager, 0, 1)
+    manager.take_changes()
+    (twin,) = manager.allocate(1, [])
+    holder = manager.register(twin, hash_of(0))
+    assert holder != twin
+    manager.release([holder])
+    assert manager.take_changes() == HashChanges([], [])
+    assert manager.find_prefix([hash_of(0)]) == [holder]
+
+
+def test_what_came_and_went_unseen_is_not_told() -> None:
+    """Between two questions a hash may come and go, or go and come back; the net is told."""
+    manager = BlockManager(1)
+    filled(manager, 0, 1)
+    filled(manager, 1, 1)
+    assert manager.take_changes() == HashChanges([hash_of(1)], [])
+    filled(manager, 0, 1)
+    filled(manager, 1, 1)
+    assert manager.take_changes() == HashChanges([], [])
+
+
+def test_changes_that_nobody_takes_are_bounded() -> None:
+    """Past the bound it is said that they are lost; then it begins anew."""
+    manager = BlockManager(8, most_changes=3)
+    filled(manager, 0, 3)
+    assert manager.take_changes() is not None
+    filled(manager, 10, 4)
+    assert manager.take_changes() is None
+    assert set(manager.hashes()) == {hash_of(n) for n in (0, 1, 2, 10, 11, 12, 13)}
+    filled(manager, 20, 1)
+    assert manager.take_changes() == HashChanges([hash_of(20)], [])
