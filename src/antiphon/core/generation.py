@@ -76,6 +76,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     revision: str = ""
     num_public_tokens: int = 0  # leading prompt tokens whose blocks the operator made public
     scope: bytes = b""  # whose the other blocks are: made by the gateway from a secret, never client text
+    session: bytes = b""  # the same over a conversation, a digest made by the gateway; empty: not known
     tenant: str = "local"
     priority: Priority = Priority.DEFAULT
     timeout_s: float | None = None  # left when sent: clocks of two hosts differ
@@ -207,7 +208,10 @@ class WorkerRates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """How busy a worker is. `step` counts engine steps and proves progress."""
+    """How busy a worker is. `step` counts engine steps and proves progress.
+
+    `waiting_tokens`: of prompts, still to be computed, also of sequences that run already.
+    """
 
     step: int
     running: int

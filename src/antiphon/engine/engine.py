@@ -86,7 +86,7 @@ class Engine:
             step=self.counters.steps,
             running=len(self._scheduler.running),
             waiting=len(waiting),
-            waiting_tokens=sum(s.num_to_compute for s in waiting),
+            waiting_tokens=sum(s.num_prompt_left for s in (*waiting, *self._scheduler.running)),
             free_blocks=blocks.num_free,
             cached_blocks=blocks.num_cached,
             used_blocks=blocks.num_used,
@@ -129,6 +129,7 @@ class Engine:
             for token_id in sequence.tokens[sequence.num_prompt_tokens :]:
                 sequence.sampler.accept(token_id)
             self._scheduler.add(sequence)
+            sequence.num_found = len(self._scheduler.hits(sequence)) * self.runner.block_tokens
         self._open[generation.id] = sequences
         if supply is None or hold_s is None:
             return Prefix(generation.id, (), 0, generation.num_prompt_tokens)

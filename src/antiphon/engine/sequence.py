@@ -98,6 +98,7 @@ class Sequence:
     supply: Supply | None = None  # None: the engine's own blocks are all there are
     is_held: bool = False  # waits for `supply`
     num_computed: int = 0
+    num_found: int = 0  # tokens whose KV the engine held when it arrived
     block_table: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_kept: int = 0  # leading blocks that carry their hash
@@ -116,6 +117,14 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_prompt_left(self) -> int:
+        """Tokens before its next answer token that are still to be computed, as far as was known at arrival.
+
+        0 while it is answering.
+        """
+        return max(len(self.tokens) - max(self.num_computed, self.num_found) - 1, 0)
 
     @property
     def position(self) -> int:
