@@ -17,8 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import EngineFault
-from antiphon.core.generation import Generation, StepOutput, Terminal
-from antiphon.core.wire import Abort, Frame, Hello, Submit, decode_up, encoder
+from antiphon.core.generation import Generation, Load, StepOutput, Terminal
+from antiphon.core.kvblock import Tier
+from antiphon.core.wire import Abort, Blocks, Frame, Hello, Resync, Submit, decode_up, encoder
 from antiphon.obs.log import configure_logging
 from antiphon.worker.build import EngineSize
 from antiphon.worker.main import WorkerSettings, run_worker
@@ -74,14 +75,21 @@ async def hello(socket: ClientConnection) -> Hello:
     return message
 
 
+async def next_frame(socket: ClientConnection) -> Frame:
+    """The next frame; news of blocks come between them."""
+    while isinstance(message := decode_up(await socket.recv()), Blocks):
+        pass
+    assert isinstance(message, Frame)
+    return message
+
+
 async def outputs(socket: ClientConnection, names: set[str]) -> dict[str, list[StepOutput]]:
     """Read frames until each of these generations (n=1) has ended."""
     found: dict[str, list[StepOutput]] = {name: [] for name in names}
     open_names = set(names)
     async with asyncio.timeout(10):
         while open_names:
-            frame = decode_up(await socket.recv())
-            assert isinstance(frame, Frame)
+            frame = await next_frame(socket)
             for output in frame.outputs:
                 found[output.generation].append(output)
                 if output.finish is not None:
@@ -89,14 +97,12 @@ async def outputs(socket: ClientConnection, names: set[str]) -> dict[str, list[S
     return found
 
 
-async def settled(socket: ClientConnection) -> Frame:
-    """The next frame that says nothing runs or waits."""
+async def until(socket: ClientConnection, is_met: Callable[[Load], bool]) -> Load:
+    """The load of the next frame of which this is true."""
     async with asyncio.timeout(10):
-        while True:
-            frame = decode_up(await socket.recv())
-            assert isinstance(frame, Frame)
-            if frame.load.running == frame.load.waiting == 0:
-                return frame
+        while not is_met(load := (await next_frame(socket)).load):
+            pass
+    return load
 
 
 def submit(generation: Generation) -> bytes:
@@ -161,9 +167,9 @@ async def test_a_lost_gateway_takes_its_generations_with_it(tmp_path: Path, make
             await hello(socket)
             for i in range(6):
                 await socket.send(submit(make_generation(f"g{i}", [i], max_tokens=400)))
-            await socket.recv()
-        frame = await settled(watcher)
-        assert frame.load.used_blocks == 0
+            await until(watcher, lambda load: load.running > 0)
+        load = await until(watcher, lambda load: load.running == load.waiting == 0)
+        assert load.used_blocks == 0
 
 
 async def test_abort_of_a_stranger_does_nothing(tmp_path: Path, make_generation: Make) -> None:
@@ -196,8 +202,41 @@ async def test_an_idle_worker_is_heard_of(tmp_path: Path) -> None:
     async with worker(tmp_path) as running, running.connect() as socket:
         await hello(socket)
         async with asyncio.timeout(5):
-            frames = [decode_up(await socket.recv()) for _ in range(2)]
-        assert all(isinstance(f, Frame) and f.outputs == [] for f in frames)
+            frames = [await next_frame(socket) for _ in range(2)]
+        assert all(frame.outputs == [] for frame in frames)
+
+
+async def test_gateways_are_told_which_blocks_are_held(tmp_path: Path, make_generation: Make) -> None:
+    """All that is there when they come, what is computed later, and all anew when they ask for it."""
+    async with worker(tmp_path) as running, running.connect() as one, asyncio.timeout(10):
+        life = (await hello(one)).life
+        assert life
+        await one.send(submit(make_generation("a", list(range(100)), max_tokens=3)))
+        held: set[bytes] = set()
+        while len(held) < 3:
+            blocks = await next_blocks(one)
+            assert blocks.life == life
+            held |= keys_of(blocks)
+        async with running.connect() as two:
+            assert (await hello(two)).life == life
+            assert keys_of(snapshot := await next_blocks(two)) == held
+            assert (snapshot.part, snapshot.is_last) == (0, True)
+        await one.send(encoder.encode(Resync()))
+        assert keys_of(again := await next_blocks(one)) == held
+        assert (again.part, again.number) == (0, blocks.number)
+
+
+async def next_blocks(socket: ClientConnection) -> Blocks:
+    while not isinstance(message := decode_up(await socket.recv()), Blocks):
+        pass
+    return message
+
+
+def keys_of(blocks: Blocks) -> set[bytes]:
+    """What a message says is in the engine now."""
+    assert all(change.is_stored and change.tier is Tier.ENGINE for change in blocks.changes)
+    joined = b"".join(change.keys for change in blocks.changes)
+    return {joined[at : at + 8] for at in range(0, len(joined), 8)}
 
 
 async def test_sigterm_drains(tmp_path: Path, make_generation: Make) -> None:
@@ -205,13 +244,9 @@ async def test_sigterm_drains(tmp_path: Path, make_generation: Make) -> None:
     async with worker(tmp_path, step_s=0.01) as running, running.connect() as socket:
         await hello(socket)
         await socket.send(submit(make_generation("old", [1], max_tokens=30)))
-        await socket.recv()
+        await until(socket, lambda load: load.running > 0)
         os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(5):
-            while True:
-                frame = decode_up(await socket.recv())
-                if isinstance(frame, Frame) and frame.load.draining:
-                    break
+        await until(socket, lambda load: load.draining)
         assert (await running.get("/healthz")).status_code == 503
         await socket.send(submit(make_generation("new", [2])))
         found = await outputs(socket, {"old", "new"})

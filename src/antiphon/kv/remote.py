@@ -1,7 +1,8 @@
 """The shared store as one worker uses it: fetcher and writer, and what they tell each other.
 
 A block the store turned out not to have may be written again; a value that is not what its key
-promises is deleted; what was fetched goes to the host tier; faults are counted by those who met them
+promises is deleted; what was fetched goes to the host tier; what the store has and lacks is told to the
+directory; faults are counted by those who met them
 and told to the operator by the alarm. Reads and writes have a breaker each.
 """
 
@@ -77,9 +78,11 @@ class Remote:
 
     def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
         self._parts.host.put(blocks)
+        self._parts.directory.record(Change.STORED, Tier.STORE, [block.hash for block, _ in blocks])
 
     def missed(self, blocks: Sequence[KvBlock]) -> None:
         self.writer.forget(blocks)
+        self._parts.directory.record(Change.REMOVED, Tier.STORE, [blocks[0].hash])  # more is not known
 
     def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
         with self._bad_lock:

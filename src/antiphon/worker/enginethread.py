@@ -3,7 +3,8 @@
 Owns the thread and its inbox. Invariants: the engine is touched by that thread alone; a step never
 waits for the loop, the loop never waits for a step; what was submitted ends in exactly one terminal
 output per choice even when the thread dies. Outputs of a step reach the loop in one call. With KV
-tiers attached (kvbridge.py), what they deliver comes through the inbox like everything else.
+tiers attached (kvbridge.py), what they deliver comes through the inbox like everything else. Which
+blocks came and went in the engine is noted in the worker's directory, behind the outputs of a step.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.errors import AntiphonError
 from antiphon.core.generation import Generation, Load, StepOutput, Terminal
+from antiphon.core.kvblock import Tier
 from antiphon.engine.counters import Counters, StepReport
 from antiphon.engine.engine import Engine
+from antiphon.kv.events import Change, Directory
 from antiphon.obs.log import Logger
 from antiphon.worker.kvbridge import Command, KvBridge, KvTier
 
@@ -56,6 +59,7 @@ class EngineThread:
         self._late: list[StepOutput] = []  # outputs that leave with the next step's, or without one
         self._thread: threading.Thread | None = None
         self._bridge: KvBridge | None = None
+        self._directory: Directory | None = None
         self.failure: BaseException | None = None
 
     @property
@@ -80,6 +84,10 @@ class EngineThread:
     def attach(self, tier: KvTier) -> None:
         """From now on blocks come from this tier and go to it. Once, after `start`, before `submit`."""
         self._bridge = KvBridge(tier, self._post, self._late.extend, self._log)
+
+    def report_to(self, directory: Directory) -> None:
+        """From now on blocks that come and go are noted there. Once, after `start`, before `submit`."""
+        self._directory = directory
 
     def submit(self, generation: Generation) -> None:
         """Hand a generation to the engine. A refusal comes as its output."""
@@ -167,9 +175,11 @@ class EngineThread:
                     stepped = self._bridge.hold_back(stepped)
                 send(late + stepped)  # also where both are empty: the load has changed
                 self._copy_out(engine)
+                self._note_blocks(engine)
             elif late:
                 send(late)
             else:
+                self._note_blocks(engine)
                 self._wake.wait(self._idle_s(engine))
                 self._wake.clear()
 
@@ -189,6 +199,16 @@ class EngineThread:
     def _copy_out(self, engine: Engine) -> None:
         if self._bridge is not None:
             self._bridge.after_step(engine)
+
+    def _note_blocks(self, engine: Engine) -> None:
+        if self._directory is None:
+            return
+        changes = engine.take_hash_changes()
+        if changes is None:
+            self._directory.replace(Tier.ENGINE, engine.held_hashes())
+        else:
+            self._directory.record(Change.REMOVED, Tier.ENGINE, changes.dropped)
+            self._directory.record(Change.STORED, Tier.ENGINE, changes.named)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:

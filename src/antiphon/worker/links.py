@@ -2,7 +2,8 @@
 
 Owns which generation belongs to which gateway. Invariants: outputs of a step leave in one frame per
 gateway; a gateway that reads slowly gets its outputs merged and, past `MAX_PENDING` of them, loses its
-connection; a connection that ends takes its generations with it. Speaks core/wire.py over plain ASGI.
+connection; a connection that ends takes its generations with it; news of blocks (blocknews.py) never
+hold up outputs. Speaks core/wire.py over plain ASGI.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from antiphon.core.generation import Generation, Load, StepOutput, Terminal, WorkerInfo
+from antiphon.core.generation import Generation, Load, StepOutput, Terminal, WorkerInfo, WorkerRates
 from antiphon.core.wire import (
     HEARTBEAT_S,
     PROTOCOL,
@@ -27,8 +28,10 @@ from antiphon.core.wire import (
     decode_down,
     encoder,
 )
+from antiphon.kv.events import Directory
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
+from antiphon.worker.blocknews import BlockFeed, BlockNews
 from antiphon.worker.enginethread import EngineThread, StepNews
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -43,7 +46,8 @@ _POLICY_VIOLATION, _UNSUPPORTED, _TRY_LATER = 1008, 1003, 1013
 class Link:
     """One connected gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, feed: BlockFeed) -> None:
+        self.feed = feed
         self.generations: set[str] = set()
         self.pending: list[StepOutput] = []
         self.filled = asyncio.Event()
@@ -64,12 +68,22 @@ class Links:
     """All connected gateways of this worker."""
 
     def __init__(
-        self, engine: EngineThread, info: WorkerInfo, *, secret: str, metrics: WorkerMetrics, log: Logger
+        self,
+        engine: EngineThread,
+        info: WorkerInfo,
+        directory: Directory,
+        *,
+        secret: str,
+        metrics: WorkerMetrics,
+        log: Logger,
     ) -> None:
         self.load = Load(0, 0, 0, 0, 0, 0, 0)
+        self.rates: Callable[[], WorkerRates] = WorkerRates  # asked whenever the load is reported
         self.is_draining = False
         self._engine = engine
         self._info = info
+        self._directory = directory
+        self._news = BlockNews(directory, self._tell_blocks)
         self._secret = secret.encode()
         self._metrics = metrics
         self._log = log
@@ -111,7 +125,7 @@ class Links:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "wrong secret"})
             return
         await send({"type": "websocket.accept"})
-        link = Link()
+        link = Link(BlockFeed(self._directory))
         self._links.add(link)
         self._metrics.open_links.inc()
         writer = asyncio.create_task(self._write(link, send))
@@ -136,7 +150,8 @@ class Links:
         return hmac.compare_digest(given, b"Bearer " + self._secret)
 
     async def _write(self, link: Link, send: Send) -> None:
-        await send(_message(Hello(PROTOCOL, self._info)))
+        await send(_message(Hello(PROTOCOL, self._info, self._directory.life)))
+        link.flush()  # the load, and what is held, are news to it
         while not link.is_slow:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
@@ -147,10 +162,22 @@ class Links:
             if not link.pending and not self._engine.is_healthy:
                 return  # no heartbeat for an engine that stands still
             outputs, link.pending = link.pending, []
-            await send(_message(Frame(outputs, self._report())))
+            await send(_message(Frame(outputs, self.report())))
+            if link.feed.is_due:
+                blocks = link.feed.take()
+                if blocks is not None:
+                    await send(_message(blocks))
+                if link.feed.is_due:
+                    link.flush()
 
-    def _report(self) -> Load:
-        return msgspec.structs.replace(self.load, draining=True) if self.is_draining else self.load
+    def _tell_blocks(self) -> None:
+        for link in self._links:
+            link.feed.is_due = True
+            link.flush()
+
+    def report(self) -> Load:
+        """The load as gateways are told it now."""
+        return msgspec.structs.replace(self.load, draining=self.is_draining, rates=self.rates())
 
     async def _read(self, link: Link, receive: Receive) -> None:
         while True:
@@ -165,7 +192,8 @@ class Links:
                     if self._owner.get(generation_id) is link:
                         self._engine.abort(generation_id, choice)
                 case Resync():
-                    pass
+                    link.feed.resync()
+                    link.flush()
 
     def _submit(self, link: Link, generation: Generation) -> None:
         refusal = None

@@ -22,6 +22,7 @@ from antiphon.core.clock import Clock, WallClock
 from antiphon.core.errors import EngineFault
 from antiphon.engine.engine import Engine
 from antiphon.kv.cache import KvCache
+from antiphon.kv.events import Directory
 from antiphon.kv.heap import keep_freed
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
@@ -81,7 +82,9 @@ async def run_worker(
     kv = open_tiers(settings.kv, built.runner, bytes.fromhex(info.namespace), clock, log)
     if kv is not None:
         engine.attach(kv)
-    links = Links(engine, info, secret=settings.secret, metrics=metrics, log=log)
+    directory = Directory() if kv is None else kv.directory
+    engine.report_to(directory)
+    links = Links(engine, info, directory, secret=settings.secret, metrics=metrics, log=log)
     parts = WorkerParts(engine=engine, links=links, metrics=metrics, info=info, secret=settings.secret, kv=kv)
     log.info("worker.ready", model=info.model, engine=info.engine, shares_blocks=built.runner.shares_blocks)
     try:

@@ -30,7 +30,7 @@ def test_nothing_is_no_event() -> None:
 
 def test_a_reader_that_fell_behind_is_told() -> None:
     """The ring keeps the last ones; who missed more takes a snapshot."""
-    directory = Directory(most_events=2)
+    directory = Directory(most_hashes=2)
     for block_hash in (A, B, C):
         directory.record(Change.STORED, Tier.HOST, [block_hash])
     assert directory.after(0) is None
@@ -50,13 +50,63 @@ def test_a_snapshot_holds_what_events_add_up_to() -> None:
     directory.record(Change.STORED, Tier.HOST, [A, B])
     directory.record(Change.STORED, Tier.ENGINE, [C])
     directory.record(Change.REMOVED, Tier.HOST, [A])
-    held = {Tier.HOST: frozenset({B}), Tier.ENGINE: frozenset({C})}
+    held = {Tier.HOST: frozenset({B}), Tier.ENGINE: frozenset({C}), Tier.STORE: frozenset()}
     assert directory.snapshot() == Snapshot(3, held)
 
 
-def test_the_store_is_told_and_not_remembered() -> None:
-    """Nobody knows what the store still has, and a set of all that ever was would grow for ever."""
-    directory = Directory()
+def test_of_the_store_the_last_hearsay_is_remembered() -> None:
+    """What went to the store lately, less what it was seen to lack; nobody knows what it still has."""
+    directory = Directory(most_stored=2)
     directory.record(Change.STORED, Tier.STORE, [A])
     assert directory.after(0) == [DirectoryEvent(1, Change.STORED, Tier.STORE, (A,))]
-    assert all(not held for held in directory.snapshot().hashes.values())
+    directory.record(Change.STORED, Tier.STORE, [B])
+    directory.record(Change.STORED, Tier.STORE, [A])
+    directory.record(Change.STORED, Tier.STORE, [C])
+    assert directory.snapshot().hashes[Tier.STORE] == {A, C}
+    directory.record(Change.REMOVED, Tier.STORE, [A, B])
+    assert directory.snapshot().hashes[Tier.STORE] == {C}
+
+
+def test_the_ring_is_bounded_in_hashes_not_in_events() -> None:
+    """Events of many blocks push out more; the last one always stays."""
+    directory = Directory(most_hashes=3)
+    directory.record(Change.STORED, Tier.HOST, [A])
+    directory.record(Change.STORED, Tier.HOST, [B, C])
+    assert directory.after(0) is not None
+    directory.record(Change.REMOVED, Tier.HOST, [A, B, C])
+    assert directory.after(1) is None
+    assert directory.after(2) is not None
+    directory.record(Change.STORED, Tier.HOST, [bytes([i]) * 32 for i in range(9)])
+    assert directory.after(3) is not None
+
+
+def test_a_tier_that_lost_count_says_what_it_holds() -> None:
+    """Only the difference is news; where there is none, nothing is said."""
+    directory = Directory()
+    directory.record(Change.STORED, Tier.ENGINE, [A, B])
+    directory.record(Change.STORED, Tier.HOST, [A])
+    directory.replace(Tier.ENGINE, [B, C])
+    assert directory.after(2) == [
+        DirectoryEvent(3, Change.REMOVED, Tier.ENGINE, (A,)),
+        DirectoryEvent(4, Change.STORED, Tier.ENGINE, (C,)),
+    ]
+    directory.replace(Tier.ENGINE, [C, B])
+    assert directory.after(4) == []
+    assert directory.snapshot().hashes[Tier.HOST] == {A}
+
+
+def test_a_listener_is_called_after_each_change_and_for_nothing_else() -> None:
+    """It finds the change it is called for."""
+    directory = Directory()
+    numbers: list[int] = []
+    directory.listen(lambda: numbers.append(directory.snapshot().number))
+    directory.record(Change.STORED, Tier.ENGINE, [A])
+    directory.record(Change.STORED, Tier.ENGINE, [])
+    directory.replace(Tier.ENGINE, [A])
+    directory.replace(Tier.ENGINE, [B])
+    assert numbers == [1, 3]
+
+
+def test_every_directory_lives_a_life_of_its_own() -> None:
+    """A worker that starts anew is not mistaken for the one before; 0 is never a life."""
+    assert len({Directory().life for _ in range(9)} - {0}) == 9

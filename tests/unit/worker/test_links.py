@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from antiphon.core.generation import StepOutput
+from antiphon.kv.events import Directory
 from antiphon.worker import links
+from antiphon.worker.blocknews import BlockFeed
 from antiphon.worker.links import Link
 
 
 def test_a_gateway_that_does_not_read_is_cut_off() -> None:
     """Outputs are merged while it is slow, and past the bound the link gives up instead of growing."""
-    link = Link()
+    link = Link(BlockFeed(Directory()))
     output = StepOutput("a", 0, 0, [1])
     for _ in range(links.MAX_PENDING):
         link.put(output)
