@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 from starlette.types import Scope
 
@@ -16,6 +17,7 @@ from antiphon.gateway.callers import Caller
 from antiphon.gateway.reply import PromptTokensDetails, Usage
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
+from antiphon.router.answer import Answer
 
 _KEY = "antiphon.account"
 _MAX_LABEL = 64
@@ -43,9 +45,15 @@ class Account:
         self.num_answer_tokens = 0
         self.queued_s: float | None = None
         self.kv: KvReport | None = None  # of the first prompt that had one
+        self.answers: Sequence[Answer] = ()  # what was started for it
         self.finishes: list[Terminal] = []
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
+
+    @property
+    def told_route(self) -> str:
+        """Which workers it was sent to, why, and what that was expected to cost; empty: to none."""
+        return " | ".join(answer.route for answer in self.answers if answer.route)
 
     @property
     def elapsed_s(self) -> float:
@@ -110,6 +118,7 @@ class Account:
                 "tokens_cached": self.num_cached_tokens,
                 "kv": None if self.kv is None else str(self.kv),
                 "tokens_out": self.num_answer_tokens,
+                "sent_to": self.told_route or None,
                 "queue_s": _rounded(self.queued_s),
                 "ttft_s": _rounded(self.ttft_s),
                 "tpot_s": _rounded(self.tpot_s),

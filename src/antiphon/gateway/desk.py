@@ -6,6 +6,7 @@ client's leaving ends them at once, before the first token too; none outlives th
 
 from __future__ import annotations
 
+import array
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
@@ -26,6 +27,8 @@ from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
 from antiphon.router.dispatch import Dispatcher
 from antiphon.router.picker import no_replica
+
+_SESSION_TOKENS = 512  # reach past most system prompts into what the user said first
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Desk:
                     num_prompt_tokens=len(prompt),
                     num_public_tokens=model.num_public_tokens(prompt),
                     scope=scope,
+                    session=_session(scope, request, prompt),
                     tenant=caller.tenant,
                     timeout_s=self.limits.timeout_s,
                     n=request.n or 1,
@@ -111,6 +115,7 @@ class Desk:
     ) -> AsyncIterator[list[Answer]]:
         """Start them all and see to it that they end. Raises NoReplica."""
         answers: list[Answer] = []
+        account.answers = answers
 
         def end(finish: Terminal) -> None:
             for answer in answers:
@@ -136,6 +141,12 @@ class Desk:
             answer.end(Terminal.LENGTH)
             return answer
         return self._dispatcher.start(generation)
+
+
+def _session(scope: bytes, request: GeneratingRequest, prompt: Sequence[int]) -> bytes:
+    """What stays the same over a conversation: the client's key, else how the prompt begins."""
+    begin = b"" if request.prompt_cache_key else array.array("I", prompt[:_SESSION_TOKENS]).tobytes()
+    return hashlib.blake2b(scope + begin, digest_size=16).digest()
 
 
 def fingerprint_of(answer: Answer) -> str:
