@@ -127,6 +127,9 @@ class Gatekeeper:
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         pass  # the machine's time stands still: every fetch is to pay
 
+    def observe_import(self, num_blocks: int, seconds: float) -> None:
+        pass  # likewise
+
 
 class Worker:
     """An engine with its tiers, stepped by hand."""

@@ -31,6 +31,7 @@ class PuppetTier:
     cancelled: list[str] = field(default_factory=list)
     kept: list[tuple[KvBlock, bytes]] = field(default_factory=list)
     prefills: list[tuple[int, float]] = field(default_factory=list)
+    imports: list[tuple[int, float]] = field(default_factory=list)
     is_writing: bool = False  # what was kept is not written before `written` is called
     waiting: list[Callable[[], None]] = field(default_factory=list)
     num_calls: int = 0
@@ -69,6 +70,10 @@ class PuppetTier:
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._enter("observe_prefill")
         self.prefills.append((num_tokens, seconds))
+
+    def observe_import(self, num_blocks: int, seconds: float) -> None:
+        self._enter("observe_import")
+        self.imports.append((num_blocks, seconds))
 
     def deliver(self, generation: str, blocks: Arrivals | None = None) -> None:
         """Answer a `begin` with these blocks."""

@@ -138,7 +138,7 @@ class KvCache:
             self._remote.writer.offer(blocks)
 
     def when_written(self, call: Callable[[], None]) -> None:
-        """Call this once all that was kept so far is in the store, or that fails. It must not block or raise."""
+        """Call this once all that was kept is in the store, or that fails. It must neither block nor raise."""
         if self._remote is None:
             call()
         else:
@@ -149,10 +149,20 @@ class KvCache:
         with self._lock:
             self._gate.observe_prefill(num_tokens, seconds)
 
-    def observe_import(self, num_bytes: int, seconds: float) -> None:
-        """Bytes of blocks that the engine took over in so many seconds."""
+    def observe_import(self, num_blocks: int, seconds: float) -> None:
+        """Blocks that the engine took over and put into place in so many seconds."""
         with self._lock:
-            self._gate.observe_import(num_bytes, seconds)
+            self._gate.observe_import(num_blocks * self._settings.block_bytes, seconds)
+
+    @property
+    def rates(self) -> Rates:
+        """What the cost gate goes by now."""
+        return self._gate.rates
+
+    @property
+    def has_store(self) -> bool:
+        """Whether blocks are shared with other workers."""
+        return self._remote is not None
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything kept is written, at most so long. Whether it is."""

@@ -18,12 +18,9 @@ from antiphon.core.generation import Generation, KvReport, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
 from antiphon.engine.engine import Engine
 from antiphon.obs.log import Logger
+from antiphon.worker.rates import computing_s, is_prefill
 
 HOLD_S = 10.0  # the tier delivers by a deadline of its own; this is for one that broke its word
-
-# A step whose tokens are mostly a prompt's says how fast prompts are computed; a short one does not.
-_LEAST_PREFILL_TOKENS = 16
-_LEAST_PREFILL_SHARE = 0.75
 
 Command: TypeAlias = Callable[[Engine], None]
 Post: TypeAlias = Callable[[Command], None]
@@ -68,6 +65,10 @@ class KvTier(Protocol):
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Prompt tokens computed in so many seconds."""
+        ...
+
+    def observe_import(self, num_blocks: int, seconds: float) -> None:
+        """Blocks that came from beyond the engine, and what it took it to begin with them."""
         ...
 
 
@@ -157,9 +158,10 @@ class KvBridge:
     def _observe(self, engine: Engine, tier: KvTier) -> None:
         step, num_steps = engine.last_step, engine.counters.steps
         is_new, self._num_steps = num_steps > self._num_steps, num_steps
-        least = max(_LEAST_PREFILL_TOKENS, _LEAST_PREFILL_SHARE * step.num_tokens)
-        if is_new and step.num_prefill_tokens >= least:
-            tier.observe_prefill(step.num_prefill_tokens, step.seconds)
+        if is_new and is_prefill(step):
+            tier.observe_prefill(step.num_prefill_tokens, computing_s(step))
+        if is_new and step.num_imported_blocks:
+            tier.observe_import(step.num_imported_blocks, step.import_s)
 
     def _copy_out(self, engine: Engine, tier: KvTier) -> None:
         wanted = [block for block in engine.exportable() if tier.wants(block)]

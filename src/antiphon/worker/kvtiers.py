@@ -8,12 +8,14 @@ from antiphon.engine.runner import ModelRunner
 from antiphon.kv import mackeys
 from antiphon.kv.cache import KvCache, KvCacheSettings
 from antiphon.kv.codec import BlockCodec
+from antiphon.kv.gate import Rates
 from antiphon.kv.hosttier import HostSettings
 from antiphon.kv.redisstore import open_store
 from antiphon.kv.redisurl import BadStoreUrl
 from antiphon.kv.store import BlockStore
 from antiphon.obs.log import Logger
 from antiphon.worker.kvsettings import KvSettings
+from antiphon.worker.rates import TierRates
 
 
 def open_tiers(
@@ -32,6 +34,7 @@ def open_tiers(
         block_tokens=runner.block_tokens,
         block_bytes=runner.block_bytes,
         host=HostSettings(settings.host_bytes),
+        rates=_first_rates(runner),
     )
     return KvCache(
         cache_settings,
@@ -39,6 +42,17 @@ def open_tiers(
         clock,
         lambda kind, detail: log.warning("kv.store", kind=kind, detail=detail),
     )
+
+
+def tier_rates(kv: KvCache, runner: ModelRunner) -> TierRates:
+    """What the tiers go by now, for the worker's report."""
+    return TierRates(kv.rates, runner.block_bytes, kv.has_store)
+
+
+def _first_rates(runner: ModelRunner) -> Rates:
+    """What the cost gate begins with: of the engine what it measured at start, if it did."""
+    tokens_per_s = runner.start_prefill_tokens_per_s
+    return Rates(prefill_tokens_per_s=tokens_per_s) if tokens_per_s else Rates()
 
 
 def _remote(settings: KvSettings, namespace: bytes) -> tuple[BlockStore, BlockCodec] | None:

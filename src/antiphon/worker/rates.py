@@ -49,11 +49,14 @@ def is_decode(step: StepReport) -> bool:
 class Speedometer:
     """Running means over the steps of an engine."""
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
-        """`prefill_tokens_per_s`: as measured at start; 0: it was not."""
-        self._prefill_tokens_per_s = prefill_tokens_per_s
+    def __init__(self) -> None:
+        self._prefill_tokens_per_s = 0.0
         self._step_s = 0.0
         self._num_steps = 0
+
+    def start(self, prefill_tokens_per_s: float) -> None:
+        """What was measured before the first step; 0: nothing was."""
+        self._prefill_tokens_per_s = prefill_tokens_per_s
 
     def take(self, num_steps: int, step: StepReport) -> None:
         """The engine's last step, and how many there were: each counts once, however often it is told."""

@@ -148,6 +148,7 @@ def test_observations_reach_the_gate(store: PuppetStore) -> None:
     cache = make_cache(store)
     for _ in range(200):
         cache.observe_import(1, 1.0)
+    assert cache.rates.import_byte_s == pytest.approx(1.0 / BLOCK_BYTES, rel=0.01)
     assert asked(cache, chain(3)).report.decision == "slower"
     cache.close()
 

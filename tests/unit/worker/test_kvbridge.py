@@ -169,8 +169,20 @@ def test_steps_of_prompts_tell_how_fast_they_are(make_generation: Make) -> None:
     assert [num_tokens for num_tokens, _ in tier.prefills] == [64]
 
 
-@pytest.mark.parametrize("method", ["begin", "cancel", "wants", "keep", "observe_prefill"])
-def test_a_tier_that_fails_is_left_alone(make_generation: Make, method: str) -> None:
+def test_what_was_brought_tells_what_it_cost(make_generation: Make, saved: Arrivals) -> None:
+    """Once for each generation that got blocks; one that found them in the engine says nothing."""
+    tier = PuppetTier()
+    bench = Bench(tier)
+    bench.add(make_generation("g", PROMPT, max_tokens=5))
+    tier.deliver("g", saved)
+    bench.run()
+    bench.add(make_generation("again", PROMPT, max_tokens=5))
+    bench.run()
+    assert tier.imports == [(4, 0.0)]
+
+
+@pytest.mark.parametrize("method", ["begin", "cancel", "wants", "keep", "observe_prefill", "observe_import"])
+def test_a_tier_that_fails_is_left_alone(make_generation: Make, saved: Arrivals, method: str) -> None:
     """Whatever raises, answers are those of an engine alone, and it is never asked again."""
     tier = PuppetTier(broken=method)
     bench = Bench(tier)
@@ -178,7 +190,7 @@ def test_a_tier_that_fails_is_left_alone(make_generation: Make, method: str) -> 
     bench.bridge.abort(bench.engine, "aborted", None)
     bench.add(make_generation("g", PROMPT))
     if "g" in tier.begun:
-        tier.deliver("g")
+        tier.deliver("g", saved if method == "observe_import" else None)
     outputs = [output for output in bench.run() if output.generation == "g"]
     assert outputs[-1].finish is Terminal.LENGTH
     num_calls = tier.num_calls

@@ -17,7 +17,8 @@ ANSWERS = StepReport(num_sequences=4, num_tokens=4, seconds=0.02)
 
 def after(*steps: StepReport, start: float = 0.0) -> WorkerRates:
     """The rates after these steps."""
-    meter = Speedometer(start)
+    meter = Speedometer()
+    meter.start(start)
     for number, step in enumerate(steps, start=1):
         meter.take(number, step)
     return meter.rates(None)
@@ -67,7 +68,7 @@ def test_a_step_is_of_one_kind_at_most(num_prefill: int, num_rest: int, num_sequ
 
 def test_a_step_counts_once() -> None:
     """News of the same step may come again."""
-    meter = Speedometer(0.0)
+    meter = Speedometer()
     meter.take(1, PROMPT)
     slow = StepReport(num_sequences=1, num_tokens=100, seconds=100.0, num_prefill_tokens=100)
     meter.take(1, slow)
@@ -77,7 +78,8 @@ def test_a_step_counts_once() -> None:
 def test_what_the_tiers_go_by_is_told_in_blocks() -> None:
     """Seconds a byte become blocks a second; without a store its figures are unknown."""
     rates = Rates(rtt_s=0.001, byte_s=1e-6, import_byte_s=1e-7)
-    meter = Speedometer(500.0)
+    meter = Speedometer()
+    meter.start(500.0)
     known = meter.rates(TierRates(rates, block_bytes=1000, has_store=True))
     assert known.store_rtt_s == 0.001
     assert known.store_blocks_per_s == pytest.approx(1000)
