@@ -15,6 +15,7 @@ import pytest
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, StepOutput, Terminal
 from antiphon.gateway.main import run_gateway, serve
+from antiphon.router.dispatch import MAX_VAIN_MOVES
 from support.gateways import HELLO, events_of, gateway, settings_in, text_of
 from support.lines import Lines
 from support.loopback import LoopbackWorker, Script, Session, saying, silent
@@ -75,12 +76,12 @@ async def test_a_fault_in_mid_answer(fault: Script, status: int, code: str) -> N
         assert last["error"]["code"] == code
         assert "[DONE]" not in text
         assert "0x7f00" not in text
-        loses_link = fault in (die, babble)
-        await running.lines.until("link.up", 1 + loses_link)
+        num_deaths = 1 + MAX_VAIN_MOVES if fault in (die, babble) else 0
+        await running.lines.until("link.up", 1 + num_deaths)
         whole = await running.chat()
         assert (whole.status_code, whole.json()["error"]["code"]) == (status, code)
         assert "0x7f00" not in whole.text
-        await running.lines.until("link.up", 1 + 2 * loses_link)
+        await running.lines.until("link.up", 1 + 2 * num_deaths)
         worker.script = saying("hello")
         await running.proves_alive()
 

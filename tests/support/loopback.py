@@ -101,13 +101,14 @@ def saying(
 def frames_of(
     generation: Generation, ids: Sequence[int], per_step: int, finish: Terminal, cached: int = 0
 ) -> list[list[StepOutput]]:
-    """The frames of a well-behaved answer in which each choice says the same ids."""
+    """The frames of a well-behaved answer in which each choice says the same ids, from what was received."""
     sampling = generation.sampling
+    num_received = len(generation.token_ids) - generation.num_prompt_tokens
     said = list(ids[: sampling.max_tokens])
     end = finish if len(said) == len(ids) else Terminal.LENGTH
     scores = [TokenLogprobs(-0.5, [(i, -0.5), (97, float("-inf"))][: sampling.logprobs]) for i in said]
     frames = []
-    for at in range(0, len(said), per_step):
+    for at in range(num_received, len(said), per_step):
         part = slice(at, at + per_step)
         frames.append(
             [
@@ -117,13 +118,13 @@ def frames_of(
                     at,
                     said[part],
                     logprobs=scores[part] if sampling.logprobs is not None else None,
-                    cached=CachedTokens(engine=cached) if at == 0 else None,
-                    queued_s=0.25 if at == 0 else None,
+                    cached=CachedTokens(engine=cached) if at == num_received else None,
+                    queued_s=0.25 if at == num_received else None,
                 )
-                for choice in range(generation.n)
+                for choice in generation.choices
             ]
         )
-    last = [StepOutput(generation.id, choice, len(said), [], end) for choice in range(generation.n)]
+    last = [StepOutput(generation.id, choice, len(said), [], end) for choice in generation.choices]
     return [*frames, last]
 
 

@@ -1,9 +1,10 @@
 """One generation's answer as it arrives: a numbered log of step outputs, and the ids received.
 
-Owned by one event loop. A link delivers, one reader reads; between them stands the log, so a slow
-reader never holds up the link: it falls behind, and past `MAX_UNREAD` outputs it has lost its place.
-Whatever happens, each choice ends in exactly one output with `finish`; after the last one the log is
-closed.
+Owned by one event loop. Links deliver through attempts (attempt.py), one reader reads; between them
+stands the log, so a slow reader never holds up a link: it falls behind, and past `MAX_UNREAD` outputs
+it has lost its place. Whatever happens, each choice ends in exactly one output with `finish`; after
+the last one the log is closed. What comes once with a choice (`cached`, `queued_s`, `kv`) comes once,
+however many workers computed it.
 
 The ids received so far are kept, so that a lost worker's answer can be carried on elsewhere.
 """
@@ -12,11 +13,17 @@ from __future__ import annotations
 
 import array
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from antiphon.core.errors import RequestTimeout
 from antiphon.core.eventlog import EventLog, EventsGone
 from antiphon.core.generation import Generation, StepOutput, Terminal, WorkerInfo
+
+if TYPE_CHECKING:
+    from antiphon.router.attempt import Attempt
 
 MAX_UNREAD = 32768  # outputs, of all choices of an answer
 
@@ -32,11 +39,16 @@ class Answer:
         self.generation = generation
         self.events: EventLog[StepOutput] = EventLog(limit=MAX_UNREAD)
         self.received = [array.array("I") for _ in range(generation.n)]
-        self.worker: WorkerInfo | None = None  # who computes it now
-        self.num_moves = 0  # times it was given to another worker
+        self.worker: WorkerInfo | None = None  # who computes it; who began it, once a token came
+        self.attempts: list[Attempt] = []  # where it is being computed
+        self.route = ""  # where it went and why, for people
+        self.deadline_s: float | None = None  # by the dispatcher's clock
+        self.num_moves = 0  # times some of it was given to another worker
+        self._num_vain_moves = 0  # since the last token
+        self._num_received_then = 0  # at the last move
         self._open = [True] * generation.n
         self._num_open = generation.n
-        self._send_abort: Callable[[Answer, int | None], None] | None = None
+        self._has_spoken = [False] * generation.n  # by choice: what comes once has come
 
     @property
     def has_started(self) -> bool:
@@ -51,10 +63,25 @@ class Answer:
     def num_open_choices(self) -> int:
         return self._num_open
 
-    def attach(self, worker: WorkerInfo, send_abort: Callable[[Answer, int | None], None]) -> None:
-        """A link says that this answer now comes from `worker`, and how to end it there."""
-        self.worker = worker
-        self._send_abort = send_abort
+    @property
+    def num_received(self) -> int:
+        """Tokens of all choices together."""
+        return sum(map(len, self.received))
+
+    def is_open(self, choice: int) -> bool:
+        """Whether this choice has not ended."""
+        return self._open[choice]
+
+    def may_move(self, max_vain_moves: int) -> bool:
+        """Whether fewer moves than that have brought no token."""
+        return self.num_received > self._num_received_then or self._num_vain_moves < max_vain_moves
+
+    def note_move(self) -> None:
+        """Some of it is given to another worker."""
+        num_received = self.num_received
+        self._num_vain_moves = 1 if num_received > self._num_received_then else self._num_vain_moves + 1
+        self._num_received_then = num_received
+        self.num_moves += 1
 
     def deliver(self, output: StepOutput) -> None:
         """Take an output from the worker. Raises ProtocolFault where it contradicts what came before."""
@@ -68,14 +95,18 @@ class Answer:
             self.received[choice].extend(output.ids)
         except OverflowError as error:
             raise ProtocolFault("a token id outside 32 bits") from error
+        if output.cached is not None or output.queued_s is not None or output.kv is not None:
+            if self._has_spoken[choice]:  # it went on at another worker
+                output = msgspec.structs.replace(output, cached=None, queued_s=None, kv=None)
+            self._has_spoken[choice] = True
         self._record(output)
 
-    def end(self, finish: Terminal, choice: int | None = None) -> None:
+    def end(self, finish: Terminal, choice: int | None = None, error: str | None = None) -> None:
         """End one choice, or all that are open, from this side. Safe to call again."""
         for index in range(len(self._open)) if choice is None else (choice,):
             if self._open[index]:
                 position = len(self.received[index])
-                self._record(StepOutput(self.generation.id, index, position, [], finish))
+                self._record(StepOutput(self.generation.id, index, position, [], finish, error=error))
 
     def abort(self, choice: int | None = None, finish: Terminal = Terminal.ABORTED) -> None:
         """End one choice, or all, here and at the worker. Safe to call again and after the end."""
@@ -83,8 +114,8 @@ class Answer:
         if not is_open:
             return
         self.end(finish, choice)
-        if self._send_abort is not None:
-            self._send_abort(self, choice)
+        for attempt in tuple(self.attempts):
+            attempt.abort(choice)
 
     def _check(self, output: StepOutput) -> None:
         num_received = len(self.received[output.choice])

@@ -1,10 +1,11 @@
 """One WebSocket to one worker, kept up for as long as the gateway lives.
 
-Owns the connection, the answers that are open on it and the worker's last report. Invariants: a
+Owns the connection, the attempts that are open on it and the worker's last report. Invariants: a
 link that is up has said who it is; a frame is decoded once and its outputs go to their answers
 without a task or a copy per token; a worker that is silent for `LOST_AFTER_S`, or says what cannot
-be true, is lost, and every answer open on it is told so exactly once. Does not choose workers and
-does not retry answers: that is the dispatcher's.
+be true, is lost, and its listener gets every attempt that was open on it exactly once; so it does
+where a worker says that it will not finish one. Does not choose workers and does not retry: that is
+the dispatcher's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import contextlib
 import random
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -21,7 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from antiphon.core.errors import BadRequest, NoReplica
-from antiphon.core.generation import Load, Terminal, WorkerInfo
+from antiphon.core.generation import Load, StepOutput, Terminal, WorkerInfo
 from antiphon.core.wire import (
     HEARTBEAT_S,
     MAX_FRAME_BYTES,
@@ -37,8 +40,9 @@ from antiphon.core.wire import (
     encoder,
 )
 from antiphon.obs.log import Logger
-from antiphon.router.answer import Answer, ProtocolFault
-from antiphon.router.policy import ReplicaLoad
+from antiphon.router.answer import ProtocolFault
+from antiphon.router.attempt import Attempt
+from antiphon.router.policy import ReplicaState
 
 LOST_AFTER_S = 3 * HEARTBEAT_S
 CONNECT_TIMEOUT_S = 5.0
@@ -49,6 +53,7 @@ BACKOFF_MAX_S = 1.0
 MAX_OUTBOX = 1024  # messages the worker has not taken yet; past that it gets no new work
 
 _TURNED_AWAY = f"{NoReplica.code}:"
+_FAILURES = frozenset({Terminal.LOST, Terminal.ERROR, Terminal.ABORTED, Terminal.REFUSED})
 _NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -61,6 +66,16 @@ def link_url(url: str) -> str:
     return f"{scheme}://{parts.netloc}/link"
 
 
+@dataclass(slots=True)
+class Failure:
+    """Choices of an attempt that its worker will not finish, and its word on it."""
+
+    attempt: Attempt
+    finish: Terminal
+    error: str | None
+    choices: list[int] = field(default_factory=list)
+
+
 class LinkListener(Protocol):
     """Who is told what becomes of a link. No call waits."""
 
@@ -68,12 +83,12 @@ class LinkListener(Protocol):
         """It has said who it is."""
         ...
 
-    def link_is_down(self, link: WorkerLink) -> None:
-        """It is lost, and every answer that was open on it was handed to `answer_is_lost`."""
+    def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
+        """It is lost, and with it these attempts, which it holds no more."""
         ...
 
-    def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
-        """This answer was open on it and will not go on there."""
+    def attempts_failed(self, link: WorkerLink, failures: Sequence[Failure]) -> None:
+        """The worker says, in one frame, that it will not finish these. The link holds them no more."""
         ...
 
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
@@ -93,8 +108,9 @@ class WorkerLink:
         self._secret = secret
         self._listener = listener
         self._log = log.bind(worker=self.url)
-        self._answers: dict[str, Answer] = {}
-        self._num_dispatched = 0  # sequences sent since the last report
+        self._attempts: dict[str, Attempt] = {}  # by generation id
+        self._num_dispatched = 0  # sequences sent since the last report …
+        self._dispatched_tokens = 0  # … and tokens to be computed for them
         self._was_up = True  # before the attempt that failed; the first failure is news too
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = asyncio.Event()
@@ -110,23 +126,52 @@ class WorkerLink:
 
     @property
     def num_open_answers(self) -> int:
-        return len(self._answers)
+        return len(self._attempts)
 
-    def replica_load(self) -> ReplicaLoad:
-        """What the choice between replicas needs to know of this one."""
-        own = sum(answer.num_open_choices for answer in self._answers.values())
-        return ReplicaLoad(self.load.running, self.load.waiting, self._num_dispatched, own)
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those that are open on it."""
+        return list(self._attempts.values())
 
-    def submit(self, answer: Answer) -> None:
-        """Send a generation down; its answer is this link's from now on. Never waits. Raises NoReplica."""
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.url if self.info is None else self.info.worker
+
+    def state(self, replica: int) -> ReplicaState:
+        """What the choice between replicas needs to know of this one, which it calls `replica`."""
+        info, load = self.info, self.load
+        # A report may have left before what was sent last came in: what has not answered is still to do.
+        pending = sum(attempt.num_tokens for attempt in self._attempts.values() if not attempt.has_spoken)
+        return ReplicaState(
+            replica=replica,
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            dispatched=self._num_dispatched,
+            dispatched_tokens=max(self._dispatched_tokens, pending - load.waiting_tokens),
+            own=sum(attempt.num_open_choices for attempt in self._attempts.values()),
+            free_blocks=load.free_blocks + load.cached_blocks,
+            num_blocks=0 if info is None else info.num_blocks,
+            max_sequences=0 if info is None else info.max_sequences,
+            rates=load.rates,
+        )
+
+    def submit(self, attempt: Attempt, num_tokens: int = 0) -> None:
+        """Send a generation down; it is this link's from now on. Never waits. Raises NoReplica, BadRequest.
+
+        `num_tokens` are expected to be computed before it answers: counted as work until the next report.
+        """
         if self.info is None or not self.takes_work:
             raise NoReplica("The worker takes no work now; try again.")
-        message = encoder.encode(Submit(answer.generation))
+        message = encoder.encode(Submit(attempt.generation))
         if len(message) > MAX_FRAME_BYTES:
             raise BadRequest("The request is too large for a worker.", code="request_too_large")
-        answer.attach(self.info, self._abort)
-        self._answers[answer.generation.id] = answer
-        self._num_dispatched += answer.num_open_choices
+        attempt.attach(self.info, self._abort)
+        self._attempts[attempt.generation.id] = attempt
+        self._num_dispatched += attempt.num_open_choices
+        self._dispatched_tokens += num_tokens
+        attempt.num_tokens = num_tokens
         self._send(message)
 
     def resync(self) -> None:
@@ -134,9 +179,9 @@ class WorkerLink:
         self._send(encoder.encode(Resync()))
 
     def abort_all(self) -> None:
-        """End every answer that is open on this link, here and at the worker."""
-        for answer in list(self._answers.values()):
-            answer.abort()
+        """End every answer that is open on this link, here and at its workers."""
+        for attempt in self.attempts:
+            attempt.answer.abort()
 
     async def run(self) -> None:
         """Connect, serve, and connect again, with growing pauses while the worker cannot be reached."""
@@ -194,7 +239,7 @@ class WorkerLink:
         self.info = message.info
         self.life = message.life
         self._was_up = True
-        self._num_dispatched = 0
+        self._num_dispatched = self._dispatched_tokens = 0
         self._log.info("link.up", model=message.info.model, name=message.info.worker)
         self._listener.link_is_up(self)
 
@@ -206,19 +251,35 @@ class WorkerLink:
         if not isinstance(message, Frame):
             raise ProtocolFault("a second Hello")
         self.load = message.load
-        self._num_dispatched = 0
-        answers = self._answers
+        self._num_dispatched = self._dispatched_tokens = 0
+        attempts = self._attempts
+        failures: dict[str, Failure] = {}
         for output in message.outputs:
-            answer = answers.get(output.generation)
-            if answer is None:
+            attempt = attempts.get(output.generation)
+            if attempt is None:
                 continue  # ended here while the frame was on its way
-            if output.finish is Terminal.REFUSED and (output.error or "").startswith(_TURNED_AWAY):
-                del answers[output.generation]  # it began to drain when this was on its way down
-                self._listener.answer_is_lost(self, answer)
+            if output.finish in _FAILURES and not _is_final(output):
+                self._note_failure(attempt, output, failures)
                 continue
-            answer.deliver(output)
-            if answer.is_finished:
-                del answers[output.generation]
+            attempt.deliver(output)
+            if attempt.is_finished:
+                del attempts[output.generation]
+        if failures:
+            self._listener.attempts_failed(self, list(failures.values()))
+
+    def _note_failure(self, attempt: Attempt, output: StepOutput, failures: dict[str, Failure]) -> None:
+        assert output.finish is not None
+        name = attempt.generation.id
+        if output.choice not in attempt.generation.choices:
+            raise ProtocolFault(f"choice {output.choice} of a generation without it")
+        if not attempt.has(output.choice):
+            return  # ended here, or taken away, while the frame was on its way
+        if name not in failures:
+            failures[name] = Failure(attempt, output.finish, output.error)
+        failures[name].choices.append(output.choice)
+        attempt.take_away((output.choice,))
+        if attempt.is_finished:
+            self._attempts.pop(name, None)
 
     async def _write(self, socket: ClientConnection) -> None:
         while True:
@@ -233,26 +294,29 @@ class WorkerLink:
         self._outbox.append(message)
         self._outbox_filled.set()
 
-    def _abort(self, answer: Answer, choice: int | None) -> None:
-        generation_id = answer.generation.id
-        if self._answers.get(generation_id) is not answer:
+    def _abort(self, attempt: Attempt, choice: int | None) -> None:
+        name = attempt.generation.id
+        if self._attempts.get(name) is not attempt:
             return
-        if answer.is_finished:
-            del self._answers[generation_id]
+        if attempt.is_finished:
+            del self._attempts[name]
             choice = None
-        self._send(encoder.encode(Abort(generation_id, choice)))
+        self._send(encoder.encode(Abort(name, choice)))
 
     def _lose_all(self) -> None:
-        was_up = self.info is not None
+        was_up, was_draining = self.info is not None, self.load.draining
         self.info = None
         self.load = _NO_LOAD
         self._outbox.clear()
         self._outbox_filled.clear()
-        lost, self._answers = self._answers, {}
-        for answer in lost.values():
-            self._listener.answer_is_lost(self, answer)
+        lost, self._attempts = self._attempts, {}
         if was_up:
-            self._listener.link_is_down(self)
+            self._listener.link_is_down(self, list(lost.values()), was_draining=was_draining)
+
+
+def _is_final(output: StepOutput) -> bool:
+    """A refusal that any other worker would repeat."""
+    return output.finish is Terminal.REFUSED and not (output.error or "").startswith(_TURNED_AWAY)
 
 
 async def _hang_up(socket: ClientConnection) -> None:

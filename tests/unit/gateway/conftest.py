@@ -10,6 +10,7 @@ from antiphon.core.generation import Generation, Sampling, Terminal
 from antiphon.gateway.account import Account
 from antiphon.gateway.models import ServedModel
 from antiphon.router.answer import Answer
+from antiphon.router.attempt import Attempt
 from antiphon.tokens.textmodel import load_text_model
 from support.gateways import MODEL
 from support.loopback import frames_of, worker_info
@@ -45,7 +46,7 @@ def say() -> MakeAnswer:
         sampling = Sampling(seed=1, max_tokens=len(ids) + 1, logprobs=logprobs)
         generation = Generation(id="g", model="scripted", sampling=sampling, n=n)
         answer = Answer(generation)
-        answer.attach(worker_info(), lambda *_: None)
+        Attempt(answer, generation).attach(worker_info(), lambda *_: None)
         for frame in frames_of(generation, ids, per_step, finish, cached=3):
             for output in frame:
                 answer.deliver(output)

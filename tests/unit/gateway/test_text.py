@@ -15,6 +15,7 @@ from antiphon.gateway.account import Account
 from antiphon.gateway.models import ServedModel
 from antiphon.gateway.text import Piece, TextStream
 from antiphon.router.answer import Answer
+from antiphon.router.attempt import Attempt
 from support.lines import Lines
 from support.loopback import worker_info
 
@@ -48,7 +49,7 @@ async def test_a_stop_string_ends_the_choice_at_the_worker(model: ServedModel) -
     generation = Generation(id="g", model="m", sampling=Sampling(seed=1, max_tokens=9), n=2)
     answer = Answer(generation)
     sent: list[int | None] = []
-    answer.attach(worker_info(), lambda _, choice: sent.append(choice))
+    Attempt(answer, generation).attach(worker_info(), lambda _, choice: sent.append(choice))
     for position, (first, second) in enumerate(zip(b"abSTOPx", b"abcdefg", strict=True)):
         answer.deliver(StepOutput("g", 0, position, [first]))
         answer.deliver(StepOutput("g", 1, position, [second]))

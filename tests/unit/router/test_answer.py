@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import RequestTimeout
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal, TokenLogprobs
 from antiphon.router.answer import Answer, ProtocolFault, Reader
+from antiphon.router.attempt import Attempt
 from support.loopback import worker_info
 
 
@@ -82,7 +83,8 @@ def test_abort_reaches_the_worker_once() -> None:
     """Ending an answer again, or after its end, sends nothing more."""
     answer = make_answer()
     sent: list[int | None] = []
-    answer.attach(worker_info(), lambda _, choice: sent.append(choice))
+    attempt = Attempt(answer, answer.generation)
+    attempt.attach(worker_info(), lambda _, choice: sent.append(choice))
     answer.abort()
     answer.abort()
     answer.abort(0)
@@ -106,7 +108,7 @@ def test_every_choice_ends_exactly_once(data: st.DataObject) -> None:
     """Whatever order of tokens, ends, aborts and loss: one end a choice, and nothing after it."""
     n = data.draw(st.integers(1, 3))
     answer = make_answer(n=n)
-    answer.attach(worker_info(), lambda *_: None)
+    Attempt(answer, answer.generation).attach(worker_info(), lambda *_: None)
     for _ in range(data.draw(st.integers(0, 12))):
         choice = data.draw(st.integers(0, n - 1))
         action = data.draw(st.sampled_from(["token", "end", "abort", "abort all", "lose"]))

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
 from antiphon.core.errors import NoReplica
 from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal
+from antiphon.router import dispatch as dispatch_module
 from antiphon.router.answer import Answer, Reader
-from antiphon.router.dispatch import Dispatcher
-from support.lines import Lines
-from support.loopback import SECRET, LoopbackWorker, Session, saying, silent, worker_info
+from support.dispatchers import dispatcher
+from support.loopback import LoopbackWorker, Session, saying, silent, worker_info
 
 
 def make_generation(name: str = "g", model: str = "scripted", n: int = 1) -> Generation:
     return Generation(id=name, model=model, sampling=Sampling(seed=1, max_tokens=16), n=n)
-
-
-@contextlib.asynccontextmanager
-async def dispatcher(*workers: LoopbackWorker) -> AsyncIterator[Dispatcher]:
-    """A dispatcher whose links to these workers are up; ties go to the first."""
-    async with contextlib.AsyncExitStack() as stack:
-        for worker in workers:
-            await stack.enter_async_context(worker.running())
-        lines = Lines()
-        made = Dispatcher([worker.url for worker in workers], SECRET, lines.logger(), draw=lambda: 0.0)
-        task = asyncio.create_task(made.run())
-        try:
-            await lines.until("link.up", len(workers))
-            yield made
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 async def ends(answer: Answer) -> list[Terminal]:
@@ -50,12 +31,6 @@ async def ends(answer: Answer) -> list[Terminal]:
 
 async def dying_before(session: Session, generation: Generation) -> None:
     """Lost before the first token."""
-    await session.close()
-
-
-async def dying_after(session: Session, generation: Generation) -> None:
-    """Lost after two tokens."""
-    await session.send(StepOutput(generation.id, 0, 0, [104, 105]))
     await session.close()
 
 
@@ -102,14 +77,6 @@ async def test_an_answer_moves_before_its_first_token() -> None:
         assert healthy.submits.qsize() == 1
 
 
-async def test_an_answer_does_not_move_after_its_first_token() -> None:
-    """It ends as lost; what was received is kept."""
-    async with dispatcher(LoopbackWorker(dying_after), LoopbackWorker(saying("other"))) as made:
-        answer = made.start(make_generation())
-        assert await ends(answer) == [Terminal.LOST]
-        assert bytes(answer.received[0].tolist()) == b"hi"
-
-
 async def test_a_draining_worker_turns_away_what_was_on_its_way() -> None:
     """The request goes to another one, all its choices together."""
 
@@ -141,15 +108,19 @@ async def test_other_refusals_do_not_move() -> None:
         assert await ends(made.start(make_generation())) == [Terminal.REFUSED]
 
 
-async def test_an_answer_moves_once() -> None:
-    """A request that kills workers does not go round all of them."""
-    workers = [LoopbackWorker(dying_before) for _ in range(3)]
+async def test_an_answer_that_brings_no_token_moves_three_times() -> None:
+    """A request that kills workers does not go round for ever."""
+    workers = [LoopbackWorker(dying_before) for _ in range(6)]
     async with dispatcher(*workers) as made:
         assert await ends(made.start(make_generation())) == [Terminal.LOST]
-        assert sum(worker.submits.qsize() for worker in workers) == 2
+        assert sum(worker.submits.qsize() for worker in workers) == 4
 
 
-async def test_an_answer_without_another_worker_ends() -> None:
-    """Nowhere to move to: lost, not waiting."""
-    async with dispatcher(LoopbackWorker(dying_before)) as made:
-        assert await ends(made.start(make_generation())) == [Terminal.LOST]
+async def test_an_answer_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere to move to within its patience: lost."""
+    monkeypatch.setattr(dispatch_module, "PARKED_S", 0.1)
+    worker = LoopbackWorker(dying_before)
+    async with dispatcher(worker) as made:
+        answer = made.start(make_generation())
+        worker.protocol += 1  # it does not come back
+        assert await ends(answer) == [Terminal.LOST]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -12,8 +12,9 @@ from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, Sampling
 from antiphon.core.wire import Blocks
 from antiphon.router.answer import Answer
+from antiphon.router.attempt import Attempt
 from antiphon.router.fleet import Fleet
-from antiphon.router.link import WorkerLink
+from antiphon.router.link import Failure, WorkerLink
 from support.lines import Lines
 from support.loopback import SECRET, LoopbackWorker, saying, silent
 
@@ -30,12 +31,13 @@ class Ears:
         self.up.append(link.url)
         self.changed.set()
 
-    def link_is_down(self, link: WorkerLink) -> None:
+    def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
+        assert not lost
         self.down.append(link.url)
         self.changed.set()
 
-    def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
-        raise AssertionError("no answer is lost here")
+    def attempts_failed(self, link: WorkerLink, failures: Sequence[Failure]) -> None:
+        raise AssertionError("no answer fails here")
 
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
         raise AssertionError("nobody speaks of blocks here")
@@ -89,7 +91,7 @@ async def test_a_removed_worker_finishes_its_answers() -> None:
         await ears.until(1, 0)
         (link,) = fleet.links
         answer = Answer(generation())
-        link.submit(answer)
+        link.submit(Attempt(answer, answer.generation))
         fleet.remove(worker.url)
         assert not link.takes_work
         assert fleet.links == [link]
@@ -105,7 +107,7 @@ async def test_a_worker_that_comes_back_before_it_is_gone_stays() -> None:
         await ears.until(1, 0)
         (link,) = fleet.links
         answer = Answer(generation())
-        link.submit(answer)
+        link.submit(Attempt(answer, answer.generation))
         fleet.remove(worker.url)
         fleet.add(worker.url)
         assert link.takes_work

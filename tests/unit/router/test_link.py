@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,8 @@ from antiphon.core.kvblock import Tier
 from antiphon.core.wire import PROTOCOL, BlockChange, Blocks, Frame, Hello, encoder
 from antiphon.router import link as link_module
 from antiphon.router.answer import Answer
-from antiphon.router.link import WorkerLink, link_url
+from antiphon.router.attempt import Attempt
+from antiphon.router.link import Failure, WorkerLink, link_url
 from support.lines import Lines
 from support.loopback import (
     SECRET,
@@ -47,6 +48,8 @@ class Linked:
     def __init__(self, url: str, secret: str = SECRET) -> None:
         self.lines = Lines()
         self.lost: list[Answer] = []
+        self.failures: list[Failure] = []
+        self.was_draining = False
         self.num_ups = self.num_downs = 0
         self.blocks: asyncio.Queue[Blocks] = asyncio.Queue()
         self.link = WorkerLink(url, secret, self, self.lines.logger())
@@ -54,12 +57,19 @@ class Linked:
     def link_is_up(self, link: WorkerLink) -> None:
         self.num_ups += 1
 
-    def link_is_down(self, link: WorkerLink) -> None:
+    def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
         self.num_downs += 1
+        self.was_draining = was_draining
+        for attempt in lost:
+            self.lost.append(attempt.answer)
+            attempt.answer.end(Terminal.LOST)
 
-    def answer_is_lost(self, link: WorkerLink, answer: Answer) -> None:
-        self.lost.append(answer)
-        answer.end(Terminal.LOST)
+    def submit(self, answer: Answer) -> None:
+        """Send a whole answer."""
+        self.link.submit(Attempt(answer, answer.generation))
+
+    def attempts_failed(self, link: WorkerLink, failures: Sequence[Failure]) -> None:
+        self.failures += failures
 
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
         self.blocks.put_nowait(blocks)
@@ -118,7 +128,7 @@ async def test_an_answer_comes_in() -> None:
     worker = LoopbackWorker(saying("hello"))
     async with linked(worker) as linked_:
         answer = make_answer()
-        linked_.link.submit(answer)
+        linked_.submit(answer)
         assert linked_.link.num_open_answers == 1
         assert await closed(answer) == [Terminal.STOP]
         assert bytes(answer.received[0].tolist()) == b"hello"
@@ -130,7 +140,7 @@ async def test_an_answer_comes_in() -> None:
 async def test_nothing_is_sent_before_the_worker_said_who_it_is() -> None:
     """A link that is down refuses work at once."""
     with pytest.raises(NoReplica):
-        Linked("http://127.0.0.1:1").link.submit(make_answer())
+        Linked("http://127.0.0.1:1").submit(make_answer())
 
 
 async def test_load_since_the_report() -> None:
@@ -138,10 +148,10 @@ async def test_load_since_the_report() -> None:
     worker = LoopbackWorker(silent)
     worker.beats = False
     async with linked(worker) as linked_:
-        linked_.link.submit(make_answer(n=3))
-        assert linked_.link.replica_load().dispatched == 3
+        linked_.submit(make_answer(n=3))
+        assert linked_.link.state(0).dispatched == 3
         linked_.link.abort_all()
-        assert linked_.link.replica_load().own == 0
+        assert linked_.link.state(0).own == 0
 
 
 async def test_abort_goes_down() -> None:
@@ -149,7 +159,7 @@ async def test_abort_goes_down() -> None:
     worker = LoopbackWorker(silent)
     async with linked(worker) as linked_:
         answer = make_answer(n=2)
-        linked_.link.submit(answer)
+        linked_.submit(answer)
         answer.abort(1)
         answer.abort()
         messages = [await asyncio.wait_for(worker.aborts.get(), 10) for _ in range(2)]
@@ -167,12 +177,12 @@ async def test_a_draining_worker_takes_no_work() -> None:
 
     async with linked(LoopbackWorker(drain)) as linked_:
         answer = make_answer()
-        linked_.link.submit(answer)
+        linked_.submit(answer)
         await closed(answer)
         assert linked_.link.is_up
         assert not linked_.link.takes_work
         with pytest.raises(NoReplica):
-            linked_.link.submit(make_answer("h"))
+            linked_.submit(make_answer("h"))
 
 
 async def test_a_wrong_secret_is_said_plainly() -> None:
@@ -238,13 +248,13 @@ async def test_a_hostile_worker_loses_its_link(name: str) -> None:
     """Its answers end as lost exactly once, nothing is guessed, and a fresh connection works."""
     async with linked(LoopbackWorker(sends(HOSTILE[name]))) as linked_:
         answer, bystander = make_answer("a"), make_answer("b", n=2)
-        linked_.link.submit(bystander)
-        linked_.link.submit(answer)
+        linked_.submit(bystander)
+        linked_.submit(answer)
         assert await closed(answer) == [Terminal.LOST]
         assert len(await closed(bystander)) == 2
         await linked_.lines.until("link.up", 2)
         again = make_answer("c")
-        linked_.link.submit(again)
+        linked_.submit(again)
         assert await closed(again) == [Terminal.STOP]
 
 
@@ -257,7 +267,7 @@ async def test_outputs_of_unknown_generations_are_ignored() -> None:
 
     async with linked(LoopbackWorker(script)) as linked_:
         answer = make_answer()
-        linked_.link.submit(answer)
+        linked_.submit(answer)
         assert await closed(answer) == [Terminal.STOP]
 
 
@@ -268,7 +278,7 @@ async def test_silence_is_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.beats = False
     async with linked(worker) as linked_:
         answer = make_answer()
-        linked_.link.submit(answer)
+        linked_.submit(answer)
         assert await closed(answer) == [Terminal.LOST]
         assert linked_.lost == [answer]
 
@@ -281,7 +291,7 @@ async def test_a_worker_that_stops_reading_is_lost(monkeypatch: pytest.MonkeyPat
     async with linked(worker) as linked_:
         answers = [make_answer(str(number), num_prompt_tokens=200_000) for number in range(40)]
         for answer in answers:  # more bytes than all buffers between the two
-            linked_.link.submit(answer)
+            linked_.submit(answer)
         assert [await closed(answer) for answer in answers] == [[Terminal.LOST]] * 40
         assert linked_.lost == answers
 
@@ -295,7 +305,7 @@ async def test_a_worker_that_comes_back_is_found() -> None:
             await linked_.lines.until("link.up")
             answer = make_answer()
             worker.script = silent
-            linked_.link.submit(answer)
+            linked_.submit(answer)
             await worker.submits.get()
         assert await closed(answer) == [Terminal.LOST]
         await linked_.lines.until("link.down", 3)
@@ -304,7 +314,7 @@ async def test_a_worker_that_comes_back_is_found() -> None:
         async with worker.running():
             await linked_.lines.until("link.up", 2)
             answer = make_answer()
-            linked_.link.submit(answer)
+            linked_.submit(answer)
             assert await closed(answer) == [Terminal.STOP]
 
 
@@ -315,7 +325,7 @@ async def test_a_request_beyond_a_frame_is_refused() -> None:
             id="g", model="scripted", sampling=Sampling(seed=1, max_tokens=1), messages=b"x" * (17 * 2**20)
         )
         with pytest.raises(BadRequest):
-            linked_.link.submit(Answer(generation))
+            linked_.submit(Answer(generation))
         assert linked_.link.num_open_answers == 0
 
 
@@ -324,9 +334,9 @@ async def test_an_outbox_that_is_not_emptied_takes_no_more(monkeypatch: pytest.M
     monkeypatch.setattr(link_module, "MAX_OUTBOX", 2)
     async with linked(LoopbackWorker(silent)) as linked_:
         for number in range(2):  # no await: the writer cannot run in between
-            linked_.link.submit(make_answer(str(number)))
+            linked_.submit(make_answer(str(number)))
         with pytest.raises(NoReplica):
-            linked_.link.submit(make_answer("one too many"))
+            linked_.submit(make_answer("one too many"))
 
 
 async def test_news_of_blocks_reach_the_listener_and_a_resync_the_worker() -> None:
