@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import EngineFault
-from antiphon.core.generation import Generation, Load, StepOutput, Terminal
+from antiphon.core.generation import Generation, Load, StepOutput, Terminal, WorkerRates
 from antiphon.core.kvblock import Tier
 from antiphon.core.wire import Abort, Blocks, Frame, Hello, Resync, Submit, decode_up, encoder
 from antiphon.obs.log import configure_logging
@@ -118,6 +118,19 @@ async def test_a_generation_comes_back_token_by_token(tmp_path: Path, make_gener
         found = (await outputs(socket, {"a"}))["a"]
         assert [o.position for o in found] == list(range(20))
         assert found[-1].finish is Terminal.LENGTH
+
+
+async def test_it_tells_how_fast_it_is(tmp_path: Path, make_generation: Make) -> None:
+    """Idle and new it knows nothing but its room; after a prompt and some answer tokens both speeds."""
+    async with worker(tmp_path, step_s=0.01) as running, running.connect() as socket:
+        info = (await hello(socket)).info
+        load = await until(socket, lambda load: True)
+        assert (load.free_blocks, load.rates) == (info.num_blocks, WorkerRates())
+        await socket.send(submit(make_generation("a", [1] * 40, max_tokens=5)))
+        rates = (await until(socket, lambda load: load.rates.step_s > 0.0)).rates
+        assert rates.step_s >= 0.01
+        assert 0.0 < rates.prefill_tokens_per_s <= 40 / 0.01
+        assert (rates.store_rtt_s, rates.store_blocks_per_s, rates.import_s_per_block) == (0.0, 0.0, 0.0)
 
 
 async def test_two_gateways_get_their_own(tmp_path: Path, make_generation: Make) -> None:
