@@ -138,7 +138,8 @@ def _redis_page() -> str:
             if key.role is role
         ]
         head = ("key", "type", "pattern", "TTL", "written by", "read by", "what it is")
-        parts += [f"## {role.value}\n", *(_table(head, rows) if rows else ["No keys so far."]), ""]
+        acl = ["", "A login that may do what is needed and no more:\n", f"```\n{keys.ACL[role]}\n```", ""]
+        parts += [f"## {role.value}\n", *_table(head, rows), *acl]
     return "\n".join(parts)
 
 

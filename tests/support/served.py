@@ -45,7 +45,8 @@ class Served:
 def state_of_its_own() -> Iterator[dict[str, str]]:
     """An environment whose state is gone after the block, and without a Redis unless a test asks for one."""
     with tempfile.TemporaryDirectory(prefix="antiphon-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield os.environ | {"XDG_STATE_HOME": folder, "ANTIPHON_REDIS_URL": "none"}
+        none = {"ANTIPHON_REDIS_URL": "none", "ANTIPHON_CONTROL_REDIS_URL": "none"}
+        yield os.environ | none | {"XDG_STATE_HOME": folder}
 
 
 @contextmanager

@@ -1,34 +1,40 @@
-"""`antiphon gateway`: one gateway process in front of workers that run already."""
+"""`antiphon gateway`: one gateway process in front of workers that are named, or found by their leases."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from antiphon.cli import database, options
+from antiphon.cli import database, kvoptions, options
 from antiphon.cli.models import find_model
 from antiphon.cli.process import Reporter, run_process
+from antiphon.core.catalogue import ModelEntry
+from antiphon.core.errors import BadRequest
 from antiphon.gateway.main import GatewaySettings, run_gateway
 from antiphon.obs.log import configure_logging
 from antiphon.router.link import link_url
+from antiphon.router.rivals import PolicyName
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = options.CommandParser(
         "antiphon gateway",
-        description="Run one gateway: OpenAI's API in front of workers that run already.",
-        epilog="example:\n  antiphon gateway --worker http://127.0.0.1:8100 --secret-file secret",
+        description="Run one gateway: OpenAI's API in front of workers that are named, or found by leases.",
+        epilog="examples:\n  antiphon gateway --worker http://127.0.0.1:8100 --secret-file secret\n"
+        "  antiphon gateway --secret-file secret --control-redis redis://control:6379",
     )
     made.add_argument(
         "--worker",
         action="append",
-        required=True,
+        default=[],
         metavar="URL",
-        help="a worker's address; may stand repeatedly",
+        help="a worker's address; may stand repeatedly, beside those found in --control-redis",
     )
-    options.add_model_options(made)
+    kvoptions.add_control_option(made)
+    options.add_model_options(made, several=True)
     options.add_listen_options(made, options.PORT)
+    options.add_routing_option(made)
     options.add_proxy_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
@@ -40,9 +46,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises BadRequest."""
     for url in args.worker:
         link_url(url)
+    control = kvoptions.control_url(args.control_redis, os.environ)
+    if control is None and not args.worker:
+        raise BadRequest("which workers? Name them with --worker URL, or find them with --control-redis URL")
     settings = GatewaySettings(
         workers=tuple(args.worker),
-        models=(find_model(args.model, args.catalogue, args.context),),
+        control=control,
+        models=_models(args),
+        routing=PolicyName(args.routing),
         host=args.host,
         port=args.port,
         secret=options.read_secret(args.secret_file),
@@ -56,3 +67,13 @@ def run(args: argparse.Namespace) -> int:
     main = run_gateway(settings, reporter.ready, log)
     with database.told(settings.database):
         return run_process(main, args.host, args.port, supervised=args.supervised)
+
+
+def _models(args: argparse.Namespace) -> tuple[ModelEntry, ...]:
+    """Those that were named, each once. Raises BadRequest, NotFound."""
+    found: dict[str, ModelEntry] = {}
+    for model in args.model or [options.DEFAULT_MODEL]:
+        entry = find_model(model, args.catalogue, args.context)
+        if found.setdefault(entry.name, entry) != entry:
+            raise BadRequest(f"--model {model}: there is another model of the name {entry.name!r}")
+    return tuple(found.values())

@@ -1,7 +1,8 @@
-"""Options about the KV tiers that commands share, and what they come to on this machine.
+"""Options about the KV tiers and the two Redis servers that commands share, and what they come to here.
 
-A store's URL may hold a password, and everybody on a machine may read command lines: where no option
-is given it comes from $ANTIPHON_REDIS_URL, and `antiphon serve` hands it to its workers that way.
+A server's URL may hold a password, and everybody on a machine may read command lines: where no option
+is given it comes from $ANTIPHON_REDIS_URL and $ANTIPHON_CONTROL_REDIS_URL, and `antiphon serve` hands
+them to its processes that way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from antiphon.kv import mackeys, redisurl
 from antiphon.worker.kvsettings import CHECKPOINT_BLOCKS, KV_TYPES, KvSettings
 
 REDIS_VARIABLE = "ANTIPHON_REDIS_URL"
+CONTROL_VARIABLE = "ANTIPHON_CONTROL_REDIS_URL"
 AUTO, NONE = "auto", "none"
 _KEY_FILE = "kv-mac-keys"
 _MIB = 2**20
@@ -48,6 +50,29 @@ def add_serve_store_option(parser: argparse.ArgumentParser) -> None:
         help="store that workers share KV blocks through; auto: a Redis of our own, where a server is "
         f"installed (default: ${REDIS_VARIABLE}, else auto)",
     )
+
+
+def add_control_option(parser: argparse.ArgumentParser, *, default: str = NONE) -> None:
+    """The Redis in which workers have their leases."""
+    starts = "; auto: a small one of our own, where a server is installed" if default == AUTO else ""
+    parser.add_argument(
+        "--control-redis",
+        type=store_url(*dict.fromkeys((default, NONE))),
+        metavar="auto|URL|none" if default == AUTO else "URL|none",
+        help="Redis by which gateways find workers, another one than that of KV blocks"
+        f"{starts} (default: ${CONTROL_VARIABLE}, else {default})",
+    )
+
+
+def chosen_control(option: str | None, environ: Mapping[str, str], default: str) -> str:
+    """What was said, else what the environment says, else the default. Raises BadRequest."""
+    return _chosen(option, environ, CONTROL_VARIABLE, default)
+
+
+def control_url(option: str | None, environ: Mapping[str, str]) -> redisurl.StoreUrl | None:
+    """The control Redis of a gateway or a worker; None where there is none. Raises BadRequest."""
+    choice = chosen_control(option, environ, NONE)
+    return None if choice == NONE else redisurl.parse(choice)
 
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
@@ -111,12 +136,16 @@ def kv_settings(
 
 def chosen_store(option: str | None, environ: Mapping[str, str], default: str) -> str:
     """What was said, else what the environment says, else the default. Raises BadRequest."""
+    return _chosen(option, environ, REDIS_VARIABLE, default)
+
+
+def _chosen(option: str | None, environ: Mapping[str, str], variable: str, default: str) -> str:
     if option is not None:
         return option
     try:
-        return store_url(NONE, default)(environ.get(REDIS_VARIABLE) or default)
+        return store_url(NONE, default)(environ.get(variable) or default)
     except argparse.ArgumentTypeError as error:
-        raise BadRequest(f"${REDIS_VARIABLE}: {error}") from error
+        raise BadRequest(f"${variable}: {error}") from error
 
 
 def key_file(option: Path | None, environ: Mapping[str, str]) -> Path:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from antiphon.core.cores import usable_cores
 from antiphon.core.errors import BadRequest
+from antiphon.router.rivals import PolicyName
 
 DEFAULT_MODEL = "smollm2"
 LOOPBACK = "127.0.0.1"
@@ -88,14 +89,18 @@ def add_proxy_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model."""
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME|PATH.gguf",
-        help="model of the catalogue, or a GGUF file",
-    )
+def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Which model, or which models."""
+    text = "model of the catalogue, or a GGUF file"
+    if several:
+        parser.add_argument(
+            "--model",
+            action="append",
+            metavar="NAME|PATH.gguf",
+            help=f"{text}; may stand repeatedly (default: {DEFAULT_MODEL})",
+        )
+    else:
+        parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME|PATH.gguf", help=text)
     parser.add_argument(
         "--catalogue", type=Path, metavar="FILE", help="models.toml whose entries add to the built-in ones"
     )
@@ -108,6 +113,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 _ENGINE_OPTIONS = ("max_sequences", "kv_tokens", "threads", "weights")
+
+
+def add_routing_option(parser: argparse.ArgumentParser) -> None:
+    """How the gateway chooses among workers."""
+    parser.add_argument(
+        "--routing",
+        choices=[name.value for name in PolicyName],
+        default=PolicyName.COST.value,
+        help="how a worker is chosen: by least cost (the default), or by a simpler rule, to compare",
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from antiphon.cli.checks import Finding
 from antiphon.cli.kvoptions import AUTO, NONE
 from antiphon.cli.redisserver import NoServer, find_server
-from antiphon.kv import redisurl
+from antiphon.kv import keys, redisurl
 from antiphon.kv.admin import Right, ServerFacts, Speed, open_admin
 from antiphon.kv.redisurl import BadStoreUrl
 from antiphon.kv.store import FaultKind, StoreFault
@@ -21,11 +21,7 @@ _SUBJECT = "redis"
 _MIB = 2**20
 _BOUNDED = (7, 0)  # since then there is maxmemory-clients
 _SLOW_RTT_S, _SLOW_BYTES_S = 5e-3, 100e6
-_ACL = (
-    "ACL SETUSER NAME on >PASSWORD ~antiphon:kv:* -@all +get +set +pexpire +unlink +ping "
-    "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`; "
-    "a cluster needs +cluster|slots +asking as well)"
-)
+_ACL = keys.ACL[keys.Role.KV]
 _UNREACHABLE = {
     FaultKind.DENIED: "Put user and password into the URL: redis://USER:PASSWORD@HOST",
     FaultKind.FULL: "Raise maxclients, or stop clients that hold connections.",

@@ -1,8 +1,9 @@
-"""The Redis that `antiphon serve --redis auto` runs: a found server binary, on a unix socket of ours.
+"""The Redis servers that `antiphon serve` runs: a found server binary, on unix sockets of ours.
 
-Owns the choice of the binary and the server's settings: no TCP port, nothing on disk, a bounded
-memory from which the blocks nearest to their end go first (design: TTLs get shorter with depth, so
-that a chain loses its leaves). A socket in a folder that only this user may enter needs no password.
+Owns the choice of the binary and the servers' settings: no TCP port, nothing on disk, a bounded
+memory. From that of KV blocks those nearest to their end go first (design: TTLs get shorter with
+depth, so that a chain loses its leaves); the control Redis never evicts. A socket in a folder that
+only this user may enter needs no password.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from antiphon.cli import leash
+from antiphon.kv.keys import Role
 
 INSTALL = "install one: apt-get install redis-server"
 _NAMES = ("redis-server", "valkey-server")
@@ -32,6 +34,7 @@ _GRACE_S = 5.0
 # Many large replies at once must not push the blocks out; but a few values in flight must have room.
 _CLIENTS_SHARE, _CLIENTS_LEAST_BYTES = 20, 32 * 2**20
 _NUM_LAST_WORDS = 20
+_POLICIES = {Role.KV: "volatile-ttl", Role.CONTROL: "noeviction"}
 
 
 class NoServer(Exception):
@@ -81,18 +84,19 @@ class RedisSettings:
     binary: Path
     folder: Path
     memory_bytes: int
+    role: Role = Role.KV
 
 
 class RedisServer:
-    """A `Program` (cli/child.py): the Redis for KV blocks."""
+    """A `Program` (cli/child.py): the Redis for KV blocks, or the control Redis."""
 
-    name = "redis"
     grace_s = _GRACE_S
 
     def __init__(self, settings: RedisSettings) -> None:
+        self.name = "redis" if settings.role is Role.KV else "control redis"
         self.environ: Mapping[str, str] = {}
         self._settings = settings
-        self._socket = settings.folder / "kv.sock"
+        self._socket = settings.folder / f"{settings.role}.sock"
         self._last_words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
 
     @property
@@ -112,7 +116,7 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
             "maxmemory": str(memory_bytes),
-            "maxmemory-policy": "volatile-ttl",
+            "maxmemory-policy": _POLICIES[self._settings.role],
             "maxmemory-samples": "64",
             "maxmemory-clients": str(max(memory_bytes // _CLIENTS_SHARE, _CLIENTS_LEAST_BYTES)),
             "loglevel": "warning",

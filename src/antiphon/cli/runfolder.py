@@ -23,7 +23,7 @@ import msgspec
 from antiphon.core.errors import BadRequest
 
 _MAX_SOCKET_BYTES = 107  # of a unix socket's path; the system's limit
-_DEEPEST = "run-01234567/kv.sock"  # like the deepest that lies below the runs
+_DEEPEST = "run-01234567/control.sock"  # like the deepest that lies below the runs
 _CARD = "run.json"
 
 
@@ -34,6 +34,7 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[str]
     secret_file: str
     redis: str | None  # the store's URL
+    control: str | None = None  # the control Redis' URL
     model: str
     catalogue: str | None
     database: str | None  # these three: as the command line said

@@ -1,9 +1,11 @@
-"""`antiphon serve`: a Redis, workers and a gateway on this machine, started, watched and stopped together.
+"""`antiphon serve`: Redis, workers and a gateway on this machine, started, watched and stopped together.
 
 Owns the processes, the secret they share (a file only this user can read, gone at the end) and the
-order: Redis, the workers, then the gateway that is told their addresses; at the end the gateway first,
-so that it can finish its answers, and Redis last, so that the workers can save theirs. The same
-processes over the same wire as in a fleet. No Redis, or one that does not start, is no failure.
+order: both Redis servers, the workers, then the gateway that is told their addresses; at the end the
+gateway first, so that it can finish its answers, and Redis last, so that the workers can save theirs.
+The same processes over the same wire as in a fleet. No Redis, or one that does not start, is no
+failure: without one for KV blocks each worker keeps its own, without the control Redis there are no
+workers but these.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.cli import database, kvoptions, options
@@ -29,9 +32,15 @@ from antiphon.cli.redisserver import NoServer, RedisServer, RedisSettings, find_
 from antiphon.cli.runfolder import RunCard, run_folder
 from antiphon.cli.state import state_folder
 from antiphon.cli.supervised import ANTIPHON, CommandSettings, SupervisedCommand, fetch
+from antiphon.kv.keys import Role
 from antiphon.tokens.modelfile import locate
 
 GRACE_S = 20.0  # for a process to stop in order; more than the gateway gives its open answers
+_CONTROL_BYTES = 64 * 2**20  # thousands of leases take a few
+_WITHOUT = {
+    Role.KV: "KV is shared within a worker only",
+    Role.CONTROL: "no worker can join this run from outside",
+}
 _LINK_POLL_S, _LINK_TIMEOUT_S = 0.05, 30.0
 _LINK_UP = re.compile(rb"^antiphon_worker_up\{.*\} 1\.0$", re.MULTILINE)
 
@@ -46,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_model_options(made)
     made.add_argument("--workers", type=options.whole(1, 64), default=1, metavar="N", help="worker processes")
     options.add_listen_options(made, options.PORT)
+    options.add_routing_option(made)
     options.add_proxy_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
@@ -57,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="memory of the Redis of our own (default: a quarter of what is free, at most 4096)",
     )
+    kvoptions.add_control_option(made, default=kvoptions.AUTO)
     kvoptions.add_key_file_option(made)
     kvoptions.add_cache_options(made)
     made.add_argument("--json", action="store_true", help="print the ready line as JSON")
@@ -70,17 +81,28 @@ def run(args: argparse.Namespace) -> int:
     entry = find_model(args.model, args.catalogue, args.context)
     locate(entry)
     _require_free(args.host, args.port)
-    store = kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO)
+    redis = _Redis(
+        store=kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO),
+        control=kvoptions.chosen_control(args.control_redis, os.environ, kvoptions.AUTO),
+    )
     console = Console(as_json=args.json)
     with run_folder(state_folder(os.environ)) as folder:
         try:
-            asyncio.run(_Serve(args, folder, console).run(entry.name, store))
+            asyncio.run(_Serve(args, folder, console).run(entry.name, redis))
         except StartFailed as error:
             console.note(f"antiphon serve: {error}")
             return 1
         except asyncio.CancelledError:
             console.note("antiphon serve: stopped")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Redis:
+    """The two servers: each a URL, `none`, or `auto` until it was started."""
+
+    store: str
+    control: str
 
 
 class _Serve:
@@ -102,38 +124,44 @@ class _Serve:
         if args.context is not None:
             self._common += ["--context", str(args.context)]
 
-    async def run(self, model: str, store: str) -> None:
+    async def run(self, model: str, redis: _Redis) -> None:
         """Run until cancelled, by a signal; a second one ends the processes at once."""
         self._stop_on_signals()
         async with AsyncExitStack() as stack:
-            store = await self._start_store(store, stack)
-            workers = [self._worker(number, store) for number in range(1, self._args.workers + 1)]
+            redis = await self._start_redis(redis, stack)
+            workers = [self._worker(number, redis) for number in range(1, self._args.workers + 1)]
             await stack.enter_async_context(self._running(workers))
-            gateway = self._gateway(workers)
+            gateway = self._gateway(workers, redis)
             await stack.enter_async_context(self._running([gateway]))
             await self._until_linked(gateway, len(workers))
-            self._leave_card(gateway, workers, store)
+            self._leave_card(gateway, workers, redis)
             self._console.ready(gateway.url, model, len(workers))
             await asyncio.Event().wait()
 
-    async def _start_store(self, store: str, stack: AsyncExitStack) -> str:
-        """The URL of the store, or `none`; a Redis of our own runs until the stack unwinds."""
-        if store != kvoptions.AUTO:
-            return store
+    async def _start_redis(self, redis: _Redis, stack: AsyncExitStack) -> _Redis:
+        """Their URLs, or `none`; servers of our own run until the stack unwinds."""
+        store, control = redis.store, redis.control
+        if store == kvoptions.AUTO:
+            memory_bytes = kvoptions.redis_bytes(self._args.redis_memory_mib, self._available_bytes)
+            store = await self._start_server(Role.KV, memory_bytes, stack)
+        if control == kvoptions.AUTO:
+            control = await self._start_server(Role.CONTROL, _CONTROL_BYTES, stack)
+        return _Redis(store, control)
+
+    async def _start_server(self, role: Role, memory_bytes: int, stack: AsyncExitStack) -> str:
         try:
             binary = await asyncio.to_thread(find_server, os.environ.get("PATH", os.defpath))
-            memory_bytes = kvoptions.redis_bytes(self._args.redis_memory_mib, self._available_bytes)
-            server = RedisServer(RedisSettings(binary, self._folder, memory_bytes))
+            server = RedisServer(RedisSettings(binary, self._folder, memory_bytes, role))
             await stack.enter_async_context(self._running([server]))
         except (NoServer, StartFailed) as error:
-            self._console.note(f"antiphon serve: KV is shared within a worker only: {error}")
+            self._console.note(f"antiphon serve: {_WITHOUT[role]}: {error}")
             return kvoptions.NONE
         return server.url
 
-    def _worker(self, number: int, store: str) -> SupervisedCommand:
+    def _worker(self, number: int, redis: _Redis) -> SupervisedCommand:
         engine = options.engine_arguments(self._args, self._args.workers)
         cache = kvoptions.cache_arguments(self._args, self._args.workers, self._available_bytes)
-        if store != kvoptions.NONE:
+        if redis.store != kvoptions.NONE:
             file = kvoptions.key_file(self._args.kv_key_file, os.environ)
             cache += ["--kv-key-file", str(file)]
         name = f"worker-{number}"
@@ -141,20 +169,25 @@ class _Serve:
             CommandSettings(
                 name=name,
                 command=[*ANTIPHON, "worker", *self._common, *engine, *cache, "--name", name],
-                environ={kvoptions.REDIS_VARIABLE: store},
+                environ={
+                    kvoptions.REDIS_VARIABLE: redis.store,
+                    kvoptions.CONTROL_VARIABLE: redis.control,
+                },
                 health_path="/healthz",
                 grace_s=GRACE_S,
             )
         )
 
-    def _gateway(self, workers: Sequence[SupervisedCommand]) -> SupervisedCommand:
+    def _gateway(self, workers: Sequence[SupervisedCommand], redis: _Redis) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
+        routing = ["--routing", self._args.routing]
         callers = database.gateway_arguments(self._args)
         return self._command(
             CommandSettings(
                 name="gateway",
-                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *callers],
+                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *routing, *callers],
+                environ={kvoptions.CONTROL_VARIABLE: redis.control},
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",
@@ -180,7 +213,7 @@ class _Serve:
             await asyncio.wait(tasks)
 
     def _leave_card(
-        self, gateway: SupervisedCommand, workers: Sequence[SupervisedCommand], store: str
+        self, gateway: SupervisedCommand, workers: Sequence[SupervisedCommand], redis: _Redis
     ) -> None:
         """Let the other commands find this run."""
         model, args = self._args.model, self._args
@@ -188,7 +221,8 @@ class _Serve:
             gateway=gateway.url,
             workers=[worker.url for worker in workers],
             secret_file=str(self._secret_file),
-            redis=None if store == kvoptions.NONE else store,
+            redis=None if redis.store == kvoptions.NONE else redis.store,
+            control=None if redis.control == kvoptions.NONE else redis.control,
             model=str(Path(model).expanduser().absolute()) if os.sep in model else model,
             catalogue=_absolute(args.catalogue),
             database=args.database,
@@ -202,7 +236,7 @@ class _Serve:
         deadline = asyncio.get_running_loop().time() + _LINK_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             page = await fetch(self._args.host, gateway.port, "/metrics")
-            if page is not None and len(_LINK_UP.findall(page)) == num_workers:
+            if page is not None and len(_LINK_UP.findall(page)) >= num_workers:
                 return
             await asyncio.sleep(_LINK_POLL_S)
         raise StartFailed(f"the gateway did not reach its workers within {_LINK_TIMEOUT_S:g} s")

@@ -23,9 +23,14 @@ from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.models import ServedModels
+from antiphon.kv.controlredis import ControlRedis
+from antiphon.kv.leases import Leases
+from antiphon.kv.redisurl import StoreUrl
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.dispatch import Dispatcher
+from antiphon.router.registry import Registry
+from antiphon.router.rivals import PolicyName
 from antiphon.store.database import Database
 from antiphon.store.keys import KeyStore
 
@@ -38,8 +43,10 @@ _KEEP_ALIVE_S = 75
 class GatewaySettings:
     """How one gateway process is run."""
 
-    workers: tuple[str, ...]  # addresses: http://HOST:PORT
+    workers: tuple[str, ...] = ()  # addresses: http://HOST:PORT
+    control: StoreUrl | None = None  # the Redis in which workers have their leases
     models: tuple[ModelEntry, ...]
+    routing: PolicyName = PolicyName.COST
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     secret: str = ""  # shared with the workers
@@ -87,11 +94,12 @@ async def _serve_callers(
 ) -> None:
     models = ServedModels.load(settings.models, settings.public_systems)
     metrics = GatewayMetrics()
-    dispatcher = Dispatcher(settings.workers, settings.secret, log)
+    dispatcher = Dispatcher(settings.workers, settings.secret, log, routing=settings.routing)
     limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
     desk = Desk(models, dispatcher, ScopeMaker(settings.scope_secret), limits, log)
     callers = Callers(ring, is_loopback=is_loopback(settings.host))
     app = build_app(desk, models, dispatcher, callers, metrics)
+    registry = _registry(settings, dispatcher, metrics, log)
     with _listen(settings.host, settings.port) as listener:
         config = uvicorn.Config(
             app,
@@ -108,9 +116,20 @@ async def _serve_callers(
         async with asyncio.TaskGroup() as tasks:
             links = tasks.create_task(dispatcher.run(), name="links")
             keys = tasks.create_task(ring.run(), name="keys")
+            readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
             await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
-            links.cancel()
-            keys.cancel()
+            for task in (links, keys, *readers):
+                task.cancel()
+
+
+def _registry(
+    settings: GatewaySettings, dispatcher: Dispatcher, metrics: GatewayMetrics, log: Logger
+) -> Registry | None:
+    if settings.control is None:
+        return None
+    leases = Leases(ControlRedis(settings.control), settings.secret)
+    offered = {entry.name for entry in settings.models}
+    return Registry(leases, dispatcher.fleet, offered.__contains__, metrics, WallClock(), log)
 
 
 class _Server(uvicorn.Server):

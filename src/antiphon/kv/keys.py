@@ -17,14 +17,19 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from antiphon.core.blockhash import HASH_BYTES, BlockHash
+from antiphon.core.lease import is_worker_id
 from antiphon.core.scope import tenant_part_of
 from antiphon.kv.namespace import NAMESPACE_BYTES
 
 SCOPE_TAG_BYTES = 4
 PROBE_NONCE_BYTES = 8
 
+WORKERS_KEY = "antiphon:workers"
+
 _CONTEXT = "antiphon 2026-11-30 kv scope tag v1"
 _PREFIX = "antiphon:kv"
+_WORKER_PREFIX = "antiphon:worker"
+_CONTROL_PREFIX = "antiphon:control"
 _BLOCK_KEY = re.compile(
     rf"{_PREFIX}:([0-9a-f]{{{2 * NAMESPACE_BYTES}}}):([0-9a-f]{{{2 * SCOPE_TAG_BYTES}}})"
     rf":([0-9a-f]{{{2 * HASH_BYTES}}})(?::(0|[1-9][0-9]{{0,8}}))?",
@@ -74,7 +79,48 @@ PATTERNS: tuple[KeyPattern, ...] = (
         readers="antiphon doctor",
         about="Noise, to learn what a login may do and how fast the server is. Deleted at once.",
     ),
+    KeyPattern(
+        name="lease",
+        role=Role.CONTROL,
+        type="string",
+        pattern=f"{_WORKER_PREFIX}:<worker id, 32 hex>",
+        ttl="6 s; renewed every 2 s by the worker",
+        writer="that worker (SET PX; DEL when it has drained)",
+        readers="gateways, antiphon fleet (GETRANGE, so that a huge value costs nothing; PTTL)",
+        about="One worker in one life: address, model, namespace, load, with a MAC by the workers' secret "
+        "(core/lease.py).",
+    ),
+    KeyPattern(
+        name="workers",
+        role=Role.CONTROL,
+        type="set",
+        pattern=WORKERS_KEY,
+        ttl="a minute after the last worker's last renewal",
+        writer="workers (SADD, PEXPIRE; SREM when drained); gateways (SREM of ids whose lease has ended)",
+        readers="gateways, antiphon fleet (SRANDMEMBER with a bound)",
+        about="The ids that have a lease, or had one: what need not be found by SCAN.",
+    ),
+    KeyPattern(
+        name="control probe",
+        role=Role.CONTROL,
+        type="string, set",
+        pattern=f"{_CONTROL_PREFIX}:probe:<nonce, 16 hex>:<kind>",
+        ttl="seconds",
+        writer="antiphon doctor",
+        readers="antiphon doctor",
+        about="To learn what a login may do. Deleted at once.",
+    ),
 )
+
+ACL = {
+    Role.KV: "ACL SETUSER NAME on >PASSWORD ~antiphon:kv:* -@all +get +set +pexpire +unlink +ping "
+    "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`; "
+    "a cluster needs +cluster|slots +asking as well)",
+    Role.CONTROL: "ACL SETUSER NAME on >PASSWORD ~antiphon:worker:* ~antiphon:workers ~antiphon:control:* "
+    "-@all +set +getrange +pttl +del +sadd +srem +srandmember +pexpire +ping +select "
+    "+info (this one is for `antiphon doctor`; a cluster needs +cluster|slots +command +asking as well)",
+}
+"""What to type so that a login may do what is needed and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +154,19 @@ def probe_key(nonce: bytes) -> str:
     """The key of a probe. ValueError where the nonce has the wrong length."""
     _check("nonce", nonce, PROBE_NONCE_BYTES)
     return f"{_PREFIX}:probe:{nonce.hex()}"
+
+
+def lease_key(worker_id: str) -> str:
+    """The key of a worker's lease. ValueError where that is no worker's id."""
+    if not is_worker_id(worker_id):
+        raise ValueError(f"{worker_id!r} is no worker's id")
+    return f"{_WORKER_PREFIX}:{worker_id}"
+
+
+def control_probe_key(nonce: bytes, kind: str) -> str:
+    """The key of a probe of the control Redis. ValueError where the nonce has the wrong length."""
+    _check("nonce", nonce, PROBE_NONCE_BYTES)
+    return f"{_CONTROL_PREFIX}:probe:{nonce.hex()}:{kind}"
 
 
 def parse_block_key(key: str) -> BlockKey | None:

@@ -67,10 +67,73 @@ class GatewayMetrics:
         self.worker_up = Gauge(
             "antiphon_worker_up", "1 where the worker's link is up.", ["worker"], registry=registry
         )
+        self.fallbacks = Counter(
+            "antiphon_route_fallbacks",
+            "Requests that went on to the next model, by the one that did not answer.",
+            ["model"],
+            registry=registry,
+        )
+        self.upstreams = UpstreamMetrics(registry)
+        self.registry_reads = Counter(
+            "antiphon_registry_reads",
+            "Attempts to read the workers' leases in the control Redis, by outcome: done, failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.registry_age_s = Gauge(
+            "antiphon_registry_age_seconds",
+            "Since the last read that was done (or since the start, where none was); 0 without a control "
+            "Redis. Grows while it is away: workers known before go on serving.",
+            registry=registry,
+        )
+        self.registry_workers = Gauge(
+            "antiphon_registry_workers", "Workers with a lease, at the last read done.", registry=registry
+        )
+        self.leases_refused = Counter(
+            "antiphon_leases_refused",
+            "Leases that did not count: malformed, too_long, forged (not sealed with the workers' secret).",
+            ["reason"],
+            registry=registry,
+        )
 
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""
         return generate_latest(self._registry)
+
+
+class UpstreamMetrics:
+    """What a gateway sees of servers that answer for it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "antiphon_upstream_requests",
+            "Requests by outcome: ok, aborted (the client left), busy (429), refused (the client's mistake), "
+            "denied (our key or the catalogue is wrong), fault, full (too many there), aside (not asked).",
+            ["upstream", "outcome"],
+            registry=registry,
+        )
+        self.ttft_s = Histogram(
+            "antiphon_upstream_time_to_first_token_seconds",
+            "Request sent to first token received.",
+            ["upstream"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "antiphon_upstream_requests_in_flight", "Requests there now.", ["upstream"], registry=registry
+        )
+        self.up = Gauge(
+            "antiphon_upstream_up",
+            "0 where it is put aside for its failures.",
+            ["upstream"],
+            registry=registry,
+        )
+        self.mirrored = Counter(
+            "antiphon_mirrored_requests",
+            "Copies sent to a mirror: ok, failed, dropped (too many at once).",
+            ["model", "outcome"],
+            registry=registry,
+        )
 
 
 class WorkerMetrics:
@@ -110,6 +173,12 @@ class WorkerMetrics:
             "antiphon_generation_tokens", "Answer tokens computed.", registry=registry
         )
         self.open_links = Gauge("antiphon_open_links", "Gateways now connected.", registry=registry)
+        self.lease_renewals = Counter(
+            "antiphon_lease_renewals",
+            "Renewals of this worker's lease in the control Redis, by outcome: done, failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self.kv = KvMetrics(registry)
 
     def render(self) -> bytes:

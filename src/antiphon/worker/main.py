@@ -20,6 +20,8 @@ import uvicorn
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import Clock, WallClock
 from antiphon.core.errors import EngineFault
+from antiphon.core.lease import Lease
+from antiphon.core.wire import PROTOCOL
 from antiphon.engine.engine import Engine
 from antiphon.kv.cache import KvCache
 from antiphon.kv.events import Directory
@@ -31,9 +33,11 @@ from antiphon.worker.app import WorkerApp, WorkerParts
 from antiphon.worker.build import EngineSize, LoadedModel, build_engine, describe, thread_counts
 from antiphon.worker.enginethread import EngineThread, StepNews
 from antiphon.worker.kvsettings import KvSettings
-from antiphon.worker.kvtiers import open_tiers
+from antiphon.worker.kvtiers import open_tiers, tier_rates
+from antiphon.worker.lease import LeaseKeeper, LeaseSettings, leased
 from antiphon.worker.links import Links
 from antiphon.worker.meter import Meter
+from antiphon.worker.rates import Speedometer
 from antiphon.worker.weightcache import Locked, LockTimeout
 from antiphon.worker.weights import Progress, TuningSetup, choose_weights
 
@@ -55,6 +59,7 @@ class WorkerSettings:
     weights_folder: Path  # where tuned weights are kept, shared by the workers of a machine
     size: EngineSize = field(default_factory=EngineSize)
     kv: KvSettings = field(default_factory=KvSettings)
+    lease: LeaseSettings | None = None  # None: gateways are told where it is by somebody else
     drain_s: float = 30.0
 
 
@@ -69,15 +74,18 @@ async def run_worker(
     engine = EngineThread(clock, log)
     metrics = WorkerMetrics()
     meter = Meter(metrics)
+    speed = Speedometer()
     links: Links | None = None
 
     def deliver(news: StepNews) -> None:
         meter.take(news)
+        speed.take(news.counters.steps, news.step)
         if links is not None:
             links.deliver(news)
 
     on_progress("loading the model", 0.9)
     built = await engine.start(lambda: _build(settings, model, clock, on_progress, log), deliver)
+    speed.start(built.runner.start_prefill_tokens_per_s)
     info = describe(settings.name, model, built)
     kv = open_tiers(settings.kv, built.runner, bytes.fromhex(info.namespace), clock, log)
     if kv is not None:
@@ -85,10 +93,12 @@ async def run_worker(
     directory = Directory() if kv is None else kv.directory
     engine.report_to(directory)
     links = Links(engine, info, directory, secret=settings.secret, metrics=metrics, log=log)
+    links.load = built.load()
+    links.rates = lambda: speed.rates(None if kv is None else tier_rates(kv, built.runner))
     parts = WorkerParts(engine=engine, links=links, metrics=metrics, info=info, secret=settings.secret, kv=kv)
     log.info("worker.ready", model=info.model, engine=info.engine, shares_blocks=built.runner.shares_blocks)
     try:
-        await _serve(settings, WorkerApp(parts), links, engine, on_ready)
+        await _serve(settings, parts, on_ready, log)
     finally:
         await engine.stop()  # copies out what it still holds
         if kv is not None:
@@ -153,16 +163,13 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    settings: WorkerSettings,
-    app: WorkerApp,
-    links: Links,
-    engine: EngineThread,
-    on_ready: Callable[[int], None],
+    settings: WorkerSettings, parts: WorkerParts, on_ready: Callable[[int], None], log: Logger
 ) -> None:
+    links, engine = parts.links, parts.engine
     listener = socket.create_server((settings.host, settings.port))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited: asyncio skips such sockets
     config = uvicorn.Config(
-        app,
+        WorkerApp(parts),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -179,15 +186,40 @@ async def _serve(
     serving = asyncio.create_task(server.serve([listener]))
     try:
         await server.listens.wait()
-        on_ready(listener.getsockname()[1])
-        await _until_stop(stop, serving, engine)
-        links.drain()
-        if engine.failure is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(links.wait_idle(), settings.drain_s)
+        port = listener.getsockname()[1]
+        on_ready(port)
+        async with contextlib.AsyncExitStack() as stack:
+            lease: LeaseKeeper | None = None
+            if settings.lease is not None:
+                address = settings.lease.advertise or _address(settings.host, port)
+                held = leased(settings.lease, settings.secret, _describer(address, parts), parts.metrics, log)
+                lease = await stack.enter_async_context(held)
+            await _until_stop(stop, serving, engine)
+            links.drain()
+            if lease is not None:
+                lease.renew_now()
+            if engine.failure is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(links.wait_idle(), settings.drain_s)
     finally:
         server.should_exit = True
         await serving
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _describer(address: str, parts: WorkerParts) -> Callable[[str], Lease | None]:
+    """Makes the lease of any moment; None while the engine stands still."""
+
+    def describe(worker_id: str) -> Lease | None:
+        if not parts.engine.is_healthy:
+            return None
+        load = parts.links.report()
+        return Lease(id=worker_id, address=address, protocol=PROTOCOL, info=parts.info, load=load)
+
+    return describe
 
 
 async def _until_stop(stop: asyncio.Event, serving: asyncio.Task[None], engine: EngineThread) -> None:
