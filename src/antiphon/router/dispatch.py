@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from antiphon.core.clock import Clock, WallClock
 from antiphon.core.errors import BadRequest, NoReplica
 from antiphon.core.generation import Generation, Terminal
@@ -26,6 +28,7 @@ from antiphon.router.fleet import Fleet
 from antiphon.router.link import Failure, WorkerLink
 from antiphon.router.picker import Pick, Picker
 from antiphon.router.rivals import PolicyName, policy_named
+from antiphon.router.splitter import Outcome, Splitter
 
 MAX_VAIN_MOVES = 3  # of an answer, without a token in between
 PARKED_S = 15.0  # a worker that crashed is back by then, if it comes back
@@ -59,6 +62,7 @@ class Dispatcher:
         self._clock = clock or WallClock()
         self.fleet = Fleet(urls, secret, self, log)
         self._picker = Picker(self.fleet, policy_named(routing), draw)
+        self._splitter = Splitter(self._submit, self._go_on, log)
         self._parked: list[Parked] = []
         self._is_stopping = False
 
@@ -66,6 +70,11 @@ class Dispatcher:
     def num_parked(self) -> int:
         """Choices that wait for a replica."""
         return sum(len(parked.choices) for parked in self._parked)
+
+    @property
+    def num_split(self) -> int:
+        """Answers whose prompt is being computed at another worker than their own."""
+        return self._splitter.num_open
 
     async def run(self) -> None:
         """Serve all links. Ends only when cancelled, and then every open answer has ended."""
@@ -90,7 +99,11 @@ class Dispatcher:
         answer = Answer(generation)
         if generation.timeout_s is not None:
             answer.deadline_s = self._clock.now() + generation.timeout_s
-        self._submit(self._picker.pick(generation), Attempt(answer, generation))
+        pick = self._picker.plan(generation)
+        if pick.prefill is not None:
+            self._splitter.begin(answer, pick)
+        else:
+            self._submit(pick, Attempt(answer, generation))
         return answer
 
     def link_is_up(self, link: WorkerLink) -> None:
@@ -123,6 +136,9 @@ class Dispatcher:
         """Carry these choices on at another worker, now or, parked, in a moment."""
         choices = [choice for choice in choices if not self._is_cared_for(answer, choice)]
         if not choices:
+            return
+        if answer.generation.is_prefill_only:  # the answer it is for goes on without it
+            _end(answer, choices, Terminal.LOST)
             return
         if self._is_stopping or not answer.may_move(MAX_VAIN_MOVES):
             _end(answer, choices, Terminal.LOST)
@@ -164,6 +180,16 @@ class Dispatcher:
                 num_received=answer.num_received,
             )
         return left
+
+    def _go_on(self, answer: Answer, pick: Pick, outcome: Outcome) -> None:
+        """An answer's prompt was computed elsewhere, or was not and will be where it goes."""
+        choices = list(answer.generation.choices)
+        if outcome is Outcome.COMPUTED and pick.link.takes_work and not self._is_stopping:
+            left_s = None if answer.deadline_s is None else answer.deadline_s - self._clock.now()
+            generation = msgspec.structs.replace(answer.generation, timeout_s=left_s)
+            self._submit(pick, Attempt(answer, generation))
+        else:
+            self._move(answer, choices, Cause.UNSPLIT)
 
     def _submit(self, pick: Pick, attempt: Attempt) -> None:
         attempt.sent_s = self._clock.now()

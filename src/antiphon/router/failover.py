@@ -22,6 +22,7 @@ class Cause(enum.StrEnum):
 
     DEATH = "death"  # its worker died, or its link
     DRAIN = "drain"  # its worker stops and could not finish it
+    UNSPLIT = "unsplit"  # its prompt was to be computed elsewhere and was not, or its worker is gone since
 
 
 def may_take(answer: Answer, worker: WorkerInfo | None) -> bool:

@@ -97,11 +97,10 @@ def plan(ask: Ask, candidates: Sequence[Candidate]) -> Plan:
     leads = [c for c in candidates if c.role is Role.PREFILL]
     if not leads:
         return Plan(SplitReason.NO_PREFILL_WORKER, whole_s)
-    num_blocks = (ask.num_tokens - 1) // ask.block_tokens
-    if num_blocks < 1:
+    if ask.num_tokens <= ask.block_tokens:
         return Plan(SplitReason.TOO_SHORT, whole_s)
     families = [[c for c in candidates if c.namespace == name] for name in {c.namespace for c in leads}]
-    pairs = [pair for family in families if (pair := _best_pair(ask, family, num_blocks)) is not None]
+    pairs = [pair for family in families if (pair := _best_pair(ask, family)) is not None]
     if not pairs:
         return Plan(SplitReason.NO_STORE, whole_s)
     best = min(pairs)
@@ -131,50 +130,48 @@ def _whole_s(ask: Ask, candidate: Candidate, peers: WorkerRates) -> float:
     return here.total_s + _harm_s(candidate, here, ask.num_tokens, peers)
 
 
-def _best_pair(ask: Ask, family: Sequence[Candidate], num_blocks: int) -> _Pair | None:
+def _best_pair(ask: Ask, family: Sequence[Candidate]) -> _Pair | None:
     """The best two of one namespace, None where no store joins them."""
-    joined = [c for c in family if _knows_store(c.state.rates)]
-    leads = [_lead(ask, c) for c in joined if c.role is Role.PREFILL]
+    joined = [c for c in family if c.state.rates.store_blocks_per_s > _LEAST_RATE]
+    if not any(c.state.rates.prefill_tokens_per_s > _LEAST_RATE for c in family):
+        return None
+    peers = peer_rates([c.state for c in family])
+    leads = [_lead(ask, c, peers) for c in joined if c.role is Role.PREFILL]
     if not leads:
         return None
     lead = min(leads, key=lambda one: one.total_s + one.harm_s)
     pairs = [
-        _Pair(_total_s(ask, c, num_blocks, lead), lead.replica, c.state.replica, lead.computed_s)
+        _Pair(_total_s(ask, c, lead, peers), lead.replica, c.state.replica, lead.computed_s)
         for c in joined
         if c.role is not Role.PREFILL
     ]
     return min(pairs, default=None)
 
 
-def _lead(ask: Ask, candidate: Candidate) -> _Lead:
+def _lead(ask: Ask, candidate: Candidate, peers: WorkerRates) -> _Lead:
     """The prompt at a prefill worker: queue, computing, the last blocks' way to the store."""
     rates = candidate.state.rates
-    here = cost(ask, candidate.state, candidate.overlap, rates)
+    here = cost(ask, candidate.state, candidate.overlap, peers)
     computed_s = here.wait_s + here.prefill_s
     written_s = rates.store_rtt_s + LAST_BLOCKS / (WRITE_SHARE * rates.store_blocks_per_s)
     total_s = computed_s + written_s + here.pressure_s
-    return _Lead(
-        candidate.state.replica, computed_s, total_s, _harm_s(candidate, here, ask.num_tokens, rates)
-    )
+    harm_s = _harm_s(candidate, here, ask.num_tokens, peers)
+    return _Lead(candidate.state.replica, computed_s, total_s, harm_s)
 
 
-def _total_s(ask: Ask, candidate: Candidate, num_blocks: int, lead: _Lead) -> float:
+def _total_s(ask: Ask, candidate: Candidate, lead: _Lead, peers: WorkerRates) -> float:
     """Seconds of the split with this one answering; infinite where it would rather compute than fetch."""
-    rates = candidate.state.rates
+    num_blocks = (ask.num_tokens - 1) // ask.block_tokens
     local = min(candidate.overlap.local_blocks, num_blocks)
     overlap = Overlap(local, num_blocks - local)
-    here = cost(ask, candidate.state, overlap, rates)
+    here = cost(ask, candidate.state, overlap, peers)
     if not here.uses_store:
         return math.inf
-    harm_s = _harm_s(candidate, here, ask.num_tokens, rates)
-    harm_s += ANSWER_WEIGHT * candidate.state.running * overlap.store_blocks * rates.import_s_per_block
+    import_s = overlap.store_blocks * candidate.state.rates.import_s_per_block
+    harm_s = _harm_s(candidate, here, ask.num_tokens, peers)
+    harm_s += ANSWER_WEIGHT * candidate.state.running * import_s
     waits_s = max(0.0, here.wait_s - lead.total_s)
     return lead.total_s + lead.harm_s + waits_s + here.prefill_s + here.answer_s + here.pressure_s + harm_s
-
-
-def _knows_store(rates: WorkerRates) -> bool:
-    """A worker whose store is away says rates of 0; who has not measured yet says so too."""
-    return rates.store_blocks_per_s > _LEAST_RATE and rates.prefill_tokens_per_s > _LEAST_RATE
 
 
 def _harm_s(candidate: Candidate, here: Cost, num_tokens: int, peers: WorkerRates) -> float:
