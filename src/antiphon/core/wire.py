@@ -5,13 +5,18 @@ ONE `Frame` with the outputs of all this gateway's sequences, or an empty one as
 frames `Blocks`, which say what the worker holds. A message that does not decode closes the connection;
 nothing is ever guessed.
 
-Block hashes travel as their first `KEY_BYTES` bytes: they are hints to a router, which needs no proof.
+Block hashes travel as keys, their first `KEY_BYTES` bytes: they are hints to a router, which needs no
+proof. A router knows keys as integers; only equality means anything.
 """
 
 from __future__ import annotations
 
+import array
+from collections.abc import Iterable
+
 import msgspec
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.generation import Generation, Load, StepOutput, WorkerInfo
 from antiphon.core.kvblock import Tier
 
@@ -19,6 +24,16 @@ PROTOCOL = 2
 MAX_FRAME_BYTES = 16 * 2**20
 HEARTBEAT_S = 1.0
 KEY_BYTES = 8
+
+
+def pack_keys(hashes: Iterable[BlockHash]) -> bytes:
+    """The keys of these hashes, joined."""
+    return b"".join([block_hash[:KEY_BYTES] for block_hash in hashes])
+
+
+def unpack_keys(keys: bytes) -> list[int]:
+    """Joined keys as integers."""
+    return array.array("Q", keys).tolist()
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import Tier
-from antiphon.core.wire import KEY_BYTES, BlockChange, Blocks
+from antiphon.core.wire import BlockChange, Blocks, pack_keys
 from antiphon.kv.events import Change, Directory, DirectoryEvent, Snapshot
 
 PERIOD_S = 0.05  # changes are said at most this often
@@ -60,7 +60,7 @@ class BlockFeed:
     def _changes(self, events: Sequence[DirectoryEvent]) -> Blocks:
         self._number = events[-1].number
         changes = [
-            BlockChange(event.tier, event.change is Change.STORED, joined_keys(event.hashes))
+            BlockChange(event.tier, event.change is Change.STORED, pack_keys(event.hashes))
             for event in events
         ]
         return Blocks(self._directory.life, self._number, changes)
@@ -80,7 +80,7 @@ class BlockFeed:
         if not pieces:
             yield Blocks(life, snapshot.number, [], 0, is_last=True)
         for part, (tier, hashes) in enumerate(pieces):
-            change = BlockChange(tier, True, joined_keys(hashes))
+            change = BlockChange(tier, True, pack_keys(hashes))
             yield Blocks(life, snapshot.number, [change], part, is_last=part == last)
 
     def _pieces(self, tier: Tier, held: Iterable[BlockHash]) -> Iterator[Sequence[BlockHash]]:
@@ -111,8 +111,3 @@ class BlockNews:
     def _tell_now(self) -> None:
         self._is_known = False  # first: what changes from here on calls again
         self._tell()
-
-
-def joined_keys(hashes: Iterable[BlockHash]) -> bytes:
-    """What the wire carries of hashes."""
-    return b"".join([block_hash[:KEY_BYTES] for block_hash in hashes])
