@@ -10,6 +10,7 @@ from antiphon.cli.checks import read_available_memory
 from antiphon.cli.models import find_model
 from antiphon.cli.process import Reporter, run_process
 from antiphon.core.errors import BadRequest
+from antiphon.core.generation import Role
 from antiphon.obs.log import configure_logging
 from antiphon.router.link import link_url
 from antiphon.worker.build import EngineSize
@@ -33,6 +34,13 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_model_options(made)
     made.add_argument("--name", default="worker", help="what logs and metrics call it")
+    made.add_argument(
+        "--role",
+        choices=list(Role),
+        type=Role,
+        default=Role.BOTH,
+        help="prefill: compute long prompts for others to answer; decode: answer (default: %(default)s)",
+    )
     options.add_listen_options(made, _PORT)
     options.add_engine_options(made)
     made.add_argument(
@@ -66,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         weights_folder=cache_folder(os.environ),
         size=EngineSize(max_sequences=args.max_sequences, kv_tokens=args.kv_tokens, threads=args.threads),
         kv=kvoptions.kv_settings(args, os.environ, read_available_memory()),
+        role=args.role,
         lease=lease,
     )
     reporter = Reporter("worker", args.host, supervised=args.supervised)

@@ -19,8 +19,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One model. Exactly one of `file` and `package` says where its weights are.
 
     Engine "scripted" has no weights: `script` names what it says (engine/scripted.py), `step_s` how
-    long each step takes; after `fault_after` answer tokens every step fails, after `die_after` the
-    engine breaks for good.
+    long each step takes, `prefill_token_s` how much longer for each token of a prompt, `decode_row_s` for
+    each answer in it; `kv_token_bytes` is how much KV a token has. After `fault_after` answer tokens every
+    step fails, after `die_after` the engine breaks for good.
     """
 
     name: str
@@ -31,6 +32,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aliases: tuple[str, ...] = ()
     script: Literal["echo", "babble", "noise"] = "echo"
     step_s: float = 0.0
+    prefill_token_s: float = 0.0
+    decode_row_s: float = 0.0
+    kv_token_bytes: int = 16  # what the script needs of them; more is padding
     fault_after: int | None = None
     die_after: int | None = None
 
@@ -38,6 +42,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         num_sources = (self.file is not None) + (self.package is not None)
         if num_sources != (self.engine != "scripted"):
             raise ValueError(f"model {self.name!r}: give exactly one of 'file' and 'package'")
+        if self.kv_token_bytes < 16:
+            raise ValueError(f"model {self.name!r}: kv_token_bytes {self.kv_token_bytes} is below 16")
         if self.context is not None and self.context < 64:
             raise ValueError(f"model {self.name!r}: context {self.context} is below 64 tokens")
 

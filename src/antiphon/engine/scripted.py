@@ -15,7 +15,7 @@ Not thread-safe; sleeps only through the `wait` it is given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -95,14 +95,35 @@ _DESCRIPTION = KvDescription(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long a step takes: a part of its own, one for each prompt token, one for each answer in it."""
+
+    step_s: float = 0.0
+    prefill_token_s: float = 0.0
+    decode_row_s: float = 0.0
+
+    def __call__(self, chunks: list[Chunk]) -> float:
+        num_rows = sum(len(chunk.tokens) == 1 for chunk in chunks)
+        num_prompt_tokens = sum(len(chunk.tokens) for chunk in chunks) - num_rows
+        return self.step_s + self.prefill_token_s * num_prompt_tokens + self.decode_row_s * num_rows
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Of a step so long that its own part does not count; 0: prompts take no time."""
+        return 1 / self.prefill_token_s if self.prefill_token_s > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedSettings:
-    """Size and behaviour of a scripted runner."""
+    """Size and behaviour of a scripted runner. `kv_token_bytes`: 16, and what is more is padding."""
 
     context_tokens: int = 8192
     block_tokens: int = 16
     max_sequences: int = 64
-    step_s: Callable[[list[Chunk]], float] = lambda chunks: 0.0
+    kv_token_bytes: int = 16
+    step_s: Callable[[list[Chunk]], float] = StepTimes()
+    prefill_tokens_per_s: float = 0.0  # said to be measured at start; 0: not
     fault_after: int | None = None  # answer rows until every further step fails
     die_after: int | None = None  # answer rows until the runner breaks for good
 
@@ -117,10 +138,12 @@ class ScriptedRunner:
         self.shares_blocks = True
         self.context_tokens = settings.context_tokens
         self.block_tokens = settings.block_tokens
-        self.block_bytes = 2 * 8 * settings.block_tokens  # a token and a digest a position
+        self.block_bytes = settings.kv_token_bytes * settings.block_tokens
         self.max_sequences = settings.max_sequences
-        self.start_prefill_tokens_per_s = 0.0
-        self.kv_description = _DESCRIPTION
+        self.start_prefill_tokens_per_s = settings.prefill_tokens_per_s
+        self._padding = bytes(self.block_bytes - 2 * 8 * settings.block_tokens)  # beside token and digest
+        layout = _DESCRIPTION.layout + (f"+{len(self._padding)}" if self._padding else "")
+        self.kv_description = replace(_DESCRIPTION, layout=layout)
         self._script = script
         self._settings = settings
         self._wait = wait
@@ -172,10 +195,12 @@ class ScriptedRunner:
 
     def export_blocks(self, blocks: list[int]) -> list[bytes]:
         kept = [self._kept[block] for block in blocks]
-        return [np.array([memory.tokens, memory.digests], np.uint64).tobytes() for memory in kept]
+        return [
+            np.array([memory.tokens, memory.digests], np.uint64).tobytes() + self._padding for memory in kept
+        ]
 
     def import_block(self, block: int, payload: bytes | memoryview) -> None:
-        if len(payload) != 2 * 8 * self.block_tokens:
+        if len(payload) != self.block_bytes:
             raise ValueError(f"a payload of {len(payload)} bytes is no block")
-        tokens, digests = np.frombuffer(payload, np.uint64).reshape(2, -1).tolist()
+        tokens, digests = np.frombuffer(payload, np.uint64, 2 * self.block_tokens).reshape(2, -1).tolist()
         self._kept[block] = Memory(tokens, digests)

@@ -160,9 +160,9 @@ class KvCache:
         return self._gate.rates
 
     @property
-    def has_store(self) -> bool:
-        """Whether blocks are shared with other workers."""
-        return self._remote is not None
+    def uses_store(self) -> bool:
+        """Whether blocks are shared with other workers now: there is a store, and no breaker rests it."""
+        return self._remote is not None and self._remote.is_in_use
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything kept is written, at most so long. Whether it is."""

@@ -76,6 +76,11 @@ class Remote:
         self.fetcher.close()
         self.writer.close()
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the store is both read and written."""
+        return self._reads.is_closed and self._writes.is_closed
+
     def landed(self, blocks: Sequence[tuple[KvBlock, Payload]]) -> None:
         self._parts.host.put(blocks)
         self._parts.directory.record(Change.STORED, Tier.STORE, [block.hash for block, _ in blocks])

@@ -11,12 +11,12 @@ from antiphon import __version__
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import Clock
 from antiphon.core.cores import usable_cores
-from antiphon.core.generation import WorkerInfo
+from antiphon.core.generation import Role, WorkerInfo
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.kvtype import KvType
 from antiphon.engine.llama import LlamaRunner, LlamaSettings
 from antiphon.engine.runner import ModelRunner
-from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
+from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings, StepTimes
 from antiphon.kv.namespace import NamespaceParts, namespace_of
 from antiphon.worker.kvsettings import KvSettings
 
@@ -41,7 +41,7 @@ class LoadedModel:
     context_tokens: int
 
 
-def build_engine(model: LoadedModel, size: EngineSize, kv: KvSettings, clock: Clock) -> Engine:
+def build_engine(model: LoadedModel, size: EngineSize, kv: KvSettings, role: Role, clock: Clock) -> Engine:
     """Load the model and make an engine of it. Slow; raises EngineFault."""
     runner = _scripted(model, size) if model.path is None else _llama(model, model.path, size, kv, clock)
     kv_tokens = size.kv_tokens or size.max_sequences * model.context_tokens
@@ -53,12 +53,13 @@ def build_engine(model: LoadedModel, size: EngineSize, kv: KvSettings, clock: Cl
         num_blocks=num_blocks,
         namespace=namespace_for(model, runner),
         checkpoint_blocks=kv.checkpoint_blocks if kv.is_used else None,
+        offers_early=role is Role.PREFILL,
         token_budget=budget,
     )
     return Engine(runner, settings, clock)
 
 
-def describe(name: str, model: LoadedModel, engine: Engine) -> WorkerInfo:
+def describe(name: str, role: Role, model: LoadedModel, engine: Engine) -> WorkerInfo:
     """What the worker says of itself to gateways."""
     runner = engine.runner
     return WorkerInfo(
@@ -72,6 +73,7 @@ def describe(name: str, model: LoadedModel, engine: Engine) -> WorkerInfo:
         block_tokens=runner.block_tokens,
         num_blocks=engine.num_blocks,
         max_sequences=runner.max_sequences,
+        role=role,
     )
 
 
@@ -104,10 +106,13 @@ def _llama(model: LoadedModel, path: Path, size: EngineSize, kv: KvSettings, clo
 
 def _scripted(model: LoadedModel, size: EngineSize) -> ScriptedRunner:
     entry = model.entry
+    times = StepTimes(entry.step_s, entry.prefill_token_s, entry.decode_row_s)
     settings = ScriptedSettings(
         context_tokens=model.context_tokens,
         max_sequences=size.max_sequences,
-        step_s=lambda chunks: entry.step_s,
+        kv_token_bytes=entry.kv_token_bytes,
+        step_s=times,
+        prefill_tokens_per_s=times.prefill_tokens_per_s,
         fault_after=entry.fault_after,
         die_after=entry.die_after,
     )

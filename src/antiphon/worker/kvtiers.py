@@ -46,7 +46,7 @@ def open_tiers(
 
 def tier_rates(kv: KvCache, runner: ModelRunner) -> TierRates:
     """What the tiers go by now, for the worker's report."""
-    return TierRates(kv.rates, runner.block_bytes, kv.has_store)
+    return TierRates(kv.rates, runner.block_bytes, kv.uses_store)
 
 
 def _first_rates(runner: ModelRunner) -> Rates:

@@ -20,6 +20,7 @@ import uvicorn
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.clock import Clock, WallClock
 from antiphon.core.errors import EngineFault
+from antiphon.core.generation import Role
 from antiphon.core.lease import Lease
 from antiphon.core.wire import PROTOCOL
 from antiphon.engine.engine import Engine
@@ -59,6 +60,7 @@ class WorkerSettings:
     weights_folder: Path  # where tuned weights are kept, shared by the workers of a machine
     size: EngineSize = field(default_factory=EngineSize)
     kv: KvSettings = field(default_factory=KvSettings)
+    role: Role = Role.BOTH
     lease: LeaseSettings | None = None  # None: gateways are told where it is by somebody else
     drain_s: float = 30.0
 
@@ -86,7 +88,7 @@ async def run_worker(
     on_progress("loading the model", 0.9)
     built = await engine.start(lambda: _build(settings, model, clock, on_progress, log), deliver)
     speed.start(built.runner.start_prefill_tokens_per_s)
-    info = describe(settings.name, model, built)
+    info = describe(settings.name, settings.role, model, built)
     kv = open_tiers(settings.kv, built.runner, bytes.fromhex(info.namespace), clock, log)
     if kv is not None:
         engine.attach(kv)
@@ -122,7 +124,7 @@ def _build(
                 held.enter_context(lock)
             except (OSError, LockTimeout) as error:
                 log.warning("worker.measures_unlocked", reason=str(error))
-        return build_engine(model, settings.size, settings.kv, clock)
+        return build_engine(model, settings.size, settings.kv, settings.role, clock)
 
 
 def _close(kv: KvCache) -> None:

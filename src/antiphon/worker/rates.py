@@ -23,11 +23,11 @@ _WEIGHT = 0.1  # of a new sample
 
 @dataclass(frozen=True, slots=True)
 class TierRates:
-    """What the KV tiers go by. `has_store` False: there is nothing behind this worker's own memory."""
+    """What the KV tiers go by. `uses_store` False: nothing is shared with others now."""
 
     rates: Rates
     block_bytes: int
-    has_store: bool
+    uses_store: bool
 
 
 def computing_s(step: StepReport) -> float:
@@ -80,8 +80,8 @@ class Speedometer:
         return WorkerRates(
             prefill_tokens_per_s=own.prefill_tokens_per_s,
             step_s=own.step_s,
-            store_rtt_s=known.rtt_s if tiers.has_store else 0.0,
-            store_blocks_per_s=1 / (known.byte_s * tiers.block_bytes) if tiers.has_store else 0.0,
+            store_rtt_s=known.rtt_s if tiers.uses_store else 0.0,
+            store_blocks_per_s=1 / (known.byte_s * tiers.block_bytes) if tiers.uses_store else 0.0,
             import_s_per_block=known.import_byte_s * tiers.block_bytes,
         )
 

@@ -56,6 +56,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('[[model]]\nname = "a"\nengine = "scripted"\nfile = "x"', "exactly one"),
         ('[[model]]\nname = "a"\nfile = "x"\naliases = ["a"]', "twice"),
         ("[[model]]\nname = 5", "Expected `str`"),
+        ('[[model]]\nname = "a"\nengine = "scripted"\nkv_token_bytes = 8', "below 16"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(text: str, match: str) -> None:

@@ -80,12 +80,12 @@ def test_what_the_tiers_go_by_is_told_in_blocks() -> None:
     rates = Rates(rtt_s=0.001, byte_s=1e-6, import_byte_s=1e-7)
     meter = Speedometer()
     meter.start(500.0)
-    known = meter.rates(TierRates(rates, block_bytes=1000, has_store=True))
+    known = meter.rates(TierRates(rates, block_bytes=1000, uses_store=True))
     assert known.store_rtt_s == 0.001
     assert known.store_blocks_per_s == pytest.approx(1000)
     assert known.import_s_per_block == pytest.approx(1e-4)
     assert known.prefill_tokens_per_s == 500.0
-    near = meter.rates(TierRates(rates, block_bytes=1000, has_store=False))
+    near = meter.rates(TierRates(rates, block_bytes=1000, uses_store=False))
     assert (near.store_rtt_s, near.store_blocks_per_s) == (0.0, 0.0)
     assert near.import_s_per_block == known.import_s_per_block
 
