@@ -7,6 +7,7 @@ open on it keeps its link until they have ended. Does not choose and does not re
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 
 from antiphon.core.generation import WorkerInfo
@@ -21,6 +22,7 @@ class Fleet:
         self._secret = secret
         self._listener = listener
         self._log = log
+        self._replicas = itertools.count()
         self._links: dict[str, WorkerLink] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -45,8 +47,10 @@ class Fleet:
         url = link_url(url)
         if url in self._links:
             self._links[url].is_leaving = False
+            self._listener.load_changed(self._links[url])
             return
-        self._links[url] = WorkerLink(url, self._secret, self._listener, self._log)
+        replica = next(self._replicas)
+        self._links[url] = WorkerLink(url, self._secret, self._listener, self._log, replica)
         if self._tasks is not None:
             self._start(url)
 
@@ -57,6 +61,7 @@ class Fleet:
         if link is None:
             return
         link.is_leaving = True
+        self._listener.load_changed(link)
         if not link.num_open_answers:
             self._drop(url)
 

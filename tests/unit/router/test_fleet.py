@@ -25,11 +25,15 @@ class Ears:
     def __init__(self) -> None:
         self.up: list[str] = []
         self.down: list[str] = []
+        self.num_changes = 0
         self.changed = asyncio.Event()
 
     def link_is_up(self, link: WorkerLink) -> None:
         self.up.append(link.url)
         self.changed.set()
+
+    def load_changed(self, link: WorkerLink) -> None:
+        self.num_changes += 1
 
     def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
         assert not lost

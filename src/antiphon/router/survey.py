@@ -1,0 +1,170 @@
+"""What a gateway knows of its workers, kept ready for the choice between them.
+
+Owns the directory of blocks and, by model and role, the index of loads; both are brought up to date by
+what links say, so that a choice looks at few workers however many there are. Invariants: a worker that
+takes no work is in no index; one that is down has no blocks. Chooses nothing and sends nothing but the
+wish for a snapshot of blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from antiphon.core.clock import Clock
+from antiphon.core.generation import Generation, Role, WorkerInfo
+from antiphon.core.wire import Blocks
+from antiphon.router.candidates import NUM_HOLDERS, Candidates
+from antiphon.router.directory import BlockDirectory
+from antiphon.router.link import WorkerLink
+from antiphon.router.lookup import Lookup
+from antiphon.router.policy import Ask, Overlap, ReplicaState
+from antiphon.router.prompthash import PromptKeys
+
+
+class Family(NamedTuple):
+    """Workers between which blocks can be exchanged."""
+
+    namespace: str
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one choice is made from: states of candidates, and what each has of the prompt, in their order."""
+
+    ask: Ask
+    links: Mapping[int, WorkerLink]  # by replica
+    states: Sequence[ReplicaState]
+    overlaps: Sequence[Overlap]
+
+    def only(self, replicas: Collection[int]) -> View:
+        """These candidates alone."""
+        kept = [place for place, state in enumerate(self.states) if state.replica in replicas]
+        return View(
+            self.ask,
+            self.links,
+            [self.states[place] for place in kept],
+            [self.overlaps[place] for place in kept],
+        )
+
+
+@dataclass(slots=True)
+class _Model:
+    """The workers that serve one model: loads by role, how many of each family are up."""
+
+    by_role: dict[Role, Candidates] = field(default_factory=dict)
+    families: Counter[Family] = field(default_factory=Counter)
+
+
+class Survey:
+    """The workers of one gateway. `draw` in [0, 1) is asked for what is left to chance."""
+
+    def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
+        self.directory = BlockDirectory()
+        self._clock = clock
+        self._draw = draw
+        self._links: dict[int, WorkerLink] = {}  # those that are up, by replica
+        self._infos: dict[int, WorkerInfo] = {}  # as they were counted
+        self._models: dict[str, _Model] = {}
+
+    def link_is_up(self, link: WorkerLink) -> None:
+        """A worker has said who it is."""
+        assert link.info is not None
+        self._links[link.replica] = link
+        self._infos[link.replica] = link.info
+        self.directory.join(link.replica, link.life, self._clock.now())
+        model = self._models.setdefault(link.info.model, _Model())
+        model.families[_family(link.info)] += 1
+        self.load_changed(link)
+
+    def link_is_down(self, link: WorkerLink) -> None:
+        """A worker is lost."""
+        info = self._infos.pop(link.replica, None)
+        if info is None:
+            return
+        del self._links[link.replica]
+        self.directory.leave(link.replica)
+        model = self._models[info.model]
+        self._candidates(info).remove(link.replica)
+        model.families[_family(info)] -= 1
+        if not model.families.total():
+            del self._models[info.model]
+
+    def load_changed(self, link: WorkerLink) -> None:
+        """It reported, was sent something, or may not be sent anything any more."""
+        info = self._infos.get(link.replica)
+        if info is None:
+            return
+        if link.takes_work:
+            self._candidates(info).update(link.state())
+        else:
+            self._candidates(info).remove(link.replica)
+
+    def take_blocks(self, link: WorkerLink, news: Blocks) -> None:
+        """A worker says what has become of its blocks."""
+        if self.directory.take(link.replica, news, self._clock.now()):
+            link.resync()
+
+    def view(self, generation: Generation, avoid: Collection[WorkerLink] = ()) -> View:
+        """Candidates for a generation; those to avoid only where there is nobody else."""
+        model = self._models.get(generation.model)
+        if model is None:
+            return View(Ask(len(generation.token_ids), 1), {}, (), ())
+        lookups = self._look_up(generation, model)
+        held = [held for lookup in lookups.values() for held in lookup.holders(NUM_HOLDERS, self._draw())]
+        holders = [replica for replica, _ in sorted(held, key=lambda pair: -pair[1])]
+        barred = {link.replica for link in avoid}
+        states = self._ready(model, holders, barred) or self._ready(model, holders, ())
+        block_tokens = next(iter(lookups)).block_tokens
+        overlaps = [_overlap(lookups[_family(self._infos[s.replica])], s) for s in states]
+        return View(_ask(generation, block_tokens), self._links, states, overlaps)
+
+    def _ready(self, model: _Model, holders: Sequence[int], avoid: Collection[int]) -> list[ReplicaState]:
+        """A few that take work at this moment."""
+        few = [state for candidates in model.by_role.values() for state in candidates.few(holders, avoid)]
+        return [state for state in few if self._links[state.replica].takes_work]
+
+    def _look_up(self, generation: Generation, model: _Model) -> dict[Family, Lookup]:
+        now = self._clock.now()
+        return {
+            family: self.directory.look_up(_keys(generation, family), now)
+            for family, num_up in model.families.items()
+            if num_up
+        }
+
+    def _candidates(self, info: WorkerInfo) -> Candidates:
+        by_role = self._models[info.model].by_role
+        if info.role not in by_role:
+            by_role[info.role] = Candidates(self._draw)
+        return by_role[info.role]
+
+
+def _family(info: WorkerInfo) -> Family:
+    return Family(info.namespace, info.block_tokens)
+
+
+def _keys(generation: Generation, family: Family) -> PromptKeys:
+    try:
+        namespace = bytes.fromhex(family.namespace)
+    except ValueError:  # no worker of ours: it has no blocks that we could name
+        return PromptKeys(generation, b"", 0)
+    return PromptKeys(generation, namespace, family.block_tokens)
+
+
+def _overlap(lookup: Lookup, state: ReplicaState) -> Overlap:
+    num_local = lookup.local(state.replica)
+    reaches_store = state.rates.store_blocks_per_s > 0
+    return Overlap(num_local, lookup.in_store(num_local) if reaches_store else 0)
+
+
+def _ask(generation: Generation, block_tokens: int) -> Ask:
+    num_answered = len(generation.token_ids) - generation.num_prompt_tokens
+    return Ask(
+        num_tokens=len(generation.token_ids),
+        block_tokens=max(block_tokens, 1),
+        num_answer_tokens=max(generation.sampling.max_tokens - num_answered, 1),
+        session=generation.session,
+    )
