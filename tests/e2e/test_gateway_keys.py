@@ -18,13 +18,15 @@ from antiphon.core.clock import WallClock
 from antiphon.core.generation import Generation
 from antiphon.core.scope import ScopeMaker, tenant_part_of
 from antiphon.gateway import keyring
-from antiphon.gateway.app import build_app
+from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.models import ServedModels
 from antiphon.obs.metrics import GatewayMetrics
+from antiphon.router.backends import Workers
 from antiphon.router.dispatch import Dispatcher
+from antiphon.router.upstreams import Upstreams
 from antiphon.store.apikey import make_key
 from antiphon.store.database import Database, file_url
 from antiphon.store.keys import Key, KeyStore
@@ -213,9 +215,11 @@ def _routes() -> list[tuple[str, str]]:
     log = Lines().logger()
     dispatcher = Dispatcher((), "", log)
     models = ServedModels([])
-    desk = Desk(models, dispatcher, ScopeMaker(SECRET), Limits(1, 1.0), log)
+    desk = Desk(models, Workers(dispatcher), ScopeMaker(SECRET), Limits(1, 1.0), log)
     ring = KeyRing(KeyStore(None), WallClock(), log)  # type: ignore[arg-type]  # nobody asks it
-    app = build_app(desk, models, dispatcher, Callers(ring, is_loopback=True), GatewayMetrics())
+    metrics = GatewayMetrics()
+    gauges = Gauges(metrics, dispatcher.fleet, Upstreams({}, metrics.upstreams))
+    app = build_app(desk, models, Callers(ring, is_loopback=True), gauges)
     found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
     return [(method, path.replace("{model:path}", "scripted")) for method, path in found]
 

@@ -11,8 +11,10 @@
     ├── UnsupportedMedia      415
     ├── Busy                  429  a queue is full: come again (Retry-After)
     ├── EngineFault           500  the model step failed
+    ├── UpstreamFault         502  a server that answers for us refused us, or what it said made no sense
     ├── NoReplica             503  nobody serves this model now (Retry-After)
     ├── WorkerLost            503  the worker died before the answer's end
+    ├── Quarantined           503  workers died of requests like this one: it is not tried for a while
     ├── StoreUnavailable      503  the database does not answer (Retry-After); `detail` is for the operator
     └── DeadlineExceeded      504  the request's time ran out
 
@@ -101,6 +103,11 @@ class EngineFault(AntiphonError):
     code = "engine_fault"
 
 
+class UpstreamFault(AntiphonError):
+    status = 502
+    code = "upstream_fault"
+
+
 class NoReplica(AntiphonError):
     status = 503
     type = "service_unavailable"
@@ -113,6 +120,12 @@ class WorkerLost(AntiphonError):
     type = "service_unavailable"
     code = "worker_lost"
     retry_after_s = 1.0
+
+
+class Quarantined(AntiphonError):
+    status = 503
+    type = "service_unavailable"
+    code = "request_quarantined"
 
 
 class StoreUnavailable(AntiphonError):

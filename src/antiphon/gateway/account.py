@@ -47,6 +47,8 @@ class Account:
         self.kv: KvReport | None = None  # of the first prompt that had one
         self.answers: Sequence[Answer] = ()  # what was started for it
         self.finishes: list[Terminal] = []
+        self.passed_over: list[str] = []  # models that were asked before and did not answer
+        self.is_usage_estimated = False
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
 
@@ -59,6 +61,13 @@ class Account:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.accepted_s
 
+    def ask(self, model: str) -> None:
+        """This model is asked to answer: what is counted from now on is its."""
+        self.model = model
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_answer_tokens = 0
+        self.answers = ()
+        self.finishes.clear()
+
     def count_output(self, output: StepOutput) -> None:
         """Take note of what the worker says of the prompt, and of answer tokens that the client gets."""
         if output.cached is not None and output.choice == 0:
@@ -68,10 +77,14 @@ class Account:
         if output.kv is not None and self.kv is None:
             self.kv = output.kv
         if output.ids:
-            self.num_answer_tokens += len(output.ids)
-            self._last_token_s = time.perf_counter()
-            if self._first_token_s is None:
-                self._first_token_s = self._last_token_s
+            self.count_tokens(len(output.ids))
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """So many tokens of an answer came, just now."""
+        self.num_answer_tokens += num_tokens
+        self._last_token_s = time.perf_counter()
+        if self._first_token_s is None:
+            self._first_token_s = self._last_token_s
 
     def usage(self) -> Usage:
         """Tokens as the client is told."""
@@ -113,6 +126,8 @@ class Account:
             self._observe(metrics, self.model, e2e_s)
             fields |= {
                 "model": self.model,
+                "passed_over": ",".join(self.passed_over) or None,
+                "usage_estimated": self.is_usage_estimated or None,
                 "stream": self.is_stream,
                 "tokens_in": self.num_prompt_tokens,
                 "tokens_cached": self.num_cached_tokens,
@@ -136,6 +151,8 @@ class Account:
             metrics.ttft_s.labels(model).observe(self.ttft_s)
         if self.tpot_s is not None:
             metrics.tpot_s.labels(model).observe(self.tpot_s)
+        for passed_over in self.passed_over:
+            metrics.fallbacks.labels(passed_over).inc()
         for finish in self.finishes:
             metrics.answers.labels(model, finish.value).inc()
 

@@ -6,6 +6,8 @@ their own: paths are matched as they came, never rewritten. Holds no state of it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +26,8 @@ from antiphon.gateway.models import ListModels, ServedModels, ShowModel
 from antiphon.gateway.openapi import openapi_document
 from antiphon.gateway.reply import Health
 from antiphon.obs.metrics import CONTENT_TYPE, GatewayMetrics
-from antiphon.router.dispatch import Dispatcher
+from antiphon.router.fleet import Fleet
+from antiphon.router.upstreams import Upstreams
 
 
 class Fixed:
@@ -37,23 +40,35 @@ class Fixed:
         await Response(self._body, media_type="application/json")(scope, receive, send)
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The metrics, and whom to ask for what only they know."""
+
+    metrics: GatewayMetrics
+    fleet: Fleet
+    upstreams: Upstreams
+
+    def render(self) -> bytes:
+        """All of it as it is now."""
+        self.metrics.worker_up.clear()  # a worker that was removed has no line
+        for link in self.fleet.links:
+            self.metrics.worker_up.labels(link.url).set(link.is_up)
+        self.metrics.open_answers.set(sum(link.num_open_answers for link in self.fleet.links))
+        self.upstreams.measure()
+        return self.metrics.render()
+
+
 class Metrics:
     """GET /metrics. What only others know is asked for at each scrape."""
 
-    def __init__(self, metrics: GatewayMetrics, dispatcher: Dispatcher) -> None:
-        self._metrics = metrics
-        self._dispatcher = dispatcher
+    def __init__(self, gauges: Gauges) -> None:
+        self._gauges = gauges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for link in self._dispatcher.fleet.links:
-            self._metrics.worker_up.labels(link.url).set(link.is_up)
-        self._metrics.open_answers.set(sum(link.num_open_answers for link in self._dispatcher.fleet.links))
-        await Response(self._metrics.render(), media_type=CONTENT_TYPE)(scope, receive, send)
+        await Response(self._gauges.render(), media_type=CONTENT_TYPE)(scope, receive, send)
 
 
-def build_app(
-    desk: Desk, models: ServedModels, dispatcher: Dispatcher, callers: Callers, metrics: GatewayMetrics
-) -> Starlette:
+def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges) -> Starlette:
     """All routes behind all middleware."""
     routes = [
         *_v1("/chat/completions", "POST", ChatCompletions(desk)),
@@ -62,10 +77,10 @@ def build_app(
         *_v1("/models/{model:path}", "GET", ShowModel(models)),
         *_both("/health", "/health", "GET", Fixed(msgspec.json.encode(Health()))),
         *_both("/openapi.json", "/openapi.json", "GET", Fixed(msgspec.json.encode(openapi_document()))),
-        *_both("/metrics", "/metrics", "GET", Metrics(metrics, dispatcher)),
+        *_both("/metrics", "/metrics", "GET", Metrics(gauges)),
     ]
     middleware = [
-        Middleware(AccountMiddleware, log=desk.log, metrics=metrics),
+        Middleware(AccountMiddleware, log=desk.log, metrics=gauges.metrics),
         Middleware(ErrorMiddleware, log=desk.log),
         Middleware(HostMiddleware),
         Middleware(CallerMiddleware, callers=callers),

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, told from top to bottom.
 
-    parse -> find the model -> messages to prompt -> generation -> answers -> chunks or one body
+    parse -> models that may answer -> prompt and generation, or the messages -> pieces -> chunks or one body
 
 What is wrong raises before the first byte. Streams and bodies are made of the same pieces, so that a
 stream's deltas joined are the body's content.
@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.desk import Desk, fingerprint_of
-from antiphon.gateway.logprobs import chat_logprobs
-from antiphon.gateway.models import ServedModel, json_response
+from antiphon.gateway.course import Course, Source, Speaker
+from antiphon.gateway.desk import Desk
+from antiphon.gateway.models import AnyModel, RelayedModel, json_response
 from antiphon.gateway.parse import parse_chat, read_body
 from antiphon.gateway.reply import (
     ChatAnswerMessage,
@@ -34,8 +34,7 @@ from antiphon.gateway.reply import (
 )
 from antiphon.gateway.schema import ChatRequest, Message
 from antiphon.gateway.sse import KEEP_ALIVE_S, event, send_events
-from antiphon.gateway.text import Piece, TextStream
-from antiphon.router.answer import Answer
+from antiphon.gateway.text import Piece
 from antiphon.tokens.template import ChatMessage
 
 _UNSERVED_PARTS = frozenset({"image_url", "input_audio", "file", "video_url"})
@@ -50,25 +49,28 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
         request = parse_chat(await read_body(scope, receive, self._desk.limits.max_body_bytes))
-        model = self._desk.find_model(request, account)
-        prompt = model.chat_prompt(chat_messages(request.messages))
-        generations = self._desk.generations(request, model, [prompt], account)
-        async with self._desk.answers(generations, account, receive) as answers:
-            text = TextStream(answers, model.tokenizer, request.stops, account, self._desk.log)
-            writer = ChatWriter(request, model, answers[0], account)
+        messages = chat_messages(request.messages)
+
+        def start(model: AnyModel, account: Account) -> Source:
+            if isinstance(model, RelayedModel):
+                return self._desk.relay(request, messages, model, account)
+            return self._desk.generate(request, model, [model.chat_prompt(messages)], account)
+
+        course = Course(self._desk.choose(request, account), start, account, self._desk.log)
+        async with self._desk.attend(course, account, receive):
+            writer = ChatWriter(request, course, account)
             if request.stream:
-                await send_events(text.batches(KEEP_ALIVE_S), writer, send)
+                await send_events(course.batches(KEEP_ALIVE_S), writer, send)
             else:
-                await json_response(writer.body(await text.whole()))(scope, receive, send)
+                await json_response(writer.body(await course.whole()))(scope, receive, send)
 
 
 class ChatWriter:
     """Writes one chat answer: chunk by chunk, or as one body."""
 
-    def __init__(self, request: ChatRequest, model: ServedModel, answer: Answer, account: Account) -> None:
+    def __init__(self, request: ChatRequest, speaker: Speaker, account: Account) -> None:
         self._request = request
-        self._model = model
-        self._answer = answer
+        self._speaker = speaker
         self._account = account
         self._id = f"chatcmpl-{account.request_id.removeprefix('req_')}"
         self._created = int(time.time())
@@ -77,8 +79,8 @@ class ChatWriter:
 
     def opening(self) -> bytes:
         """The role chunks, in the order of the choices: clients refuse a later choice that comes first."""
-        self._fingerprint = fingerprint_of(self._answer)
-        choices = range(self._answer.generation.n)
+        self._fingerprint = self._speaker.fingerprint
+        choices = range(self._request.n or 1)
         self._frames = [self._frame(choice) for choice in choices]
         return b"".join(self._event(choice, ChatDelta(role="assistant", content="")) for choice in choices)
 
@@ -86,7 +88,7 @@ class ChatWriter:
         """The text, and where it ends a chunk that says why."""
         events = b""
         if piece.tokens:
-            logprobs = chat_logprobs(piece.tokens, self._model)
+            logprobs = ChatLogprobs(list(piece.tokens))
             events = self._event(piece.choice, ChatDelta(content=piece.text), logprobs)
         elif piece.text:
             before, after = self._frames[piece.choice]
@@ -110,11 +112,11 @@ class ChatWriter:
             choices=[self._choice(piece) for piece in pieces],
             usage=self._account.usage(),
             service_tier=self._tier(),
-            system_fingerprint=fingerprint_of(self._answer),
+            system_fingerprint=self._speaker.fingerprint,
         )
 
     def _choice(self, piece: Piece) -> ChatChoice:
-        logprobs = chat_logprobs(piece.tokens, self._model) if self._request.logprobs else None
+        logprobs = ChatLogprobs(list(piece.tokens)) if self._request.logprobs else None
         message = ChatAnswerMessage("assistant", piece.text)
         return ChatChoice(piece.choice, message, logprobs, piece.finish_reason)
 

@@ -16,15 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.desk import Desk, fingerprint_of
+from antiphon.gateway.course import Course, Source, Speaker
+from antiphon.gateway.desk import Desk
 from antiphon.gateway.logprobs import completion_logprobs
-from antiphon.gateway.models import ServedModel, json_response
+from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, json_response
 from antiphon.gateway.parse import parse_completion, read_body
 from antiphon.gateway.reply import Completion, CompletionChoice, CompletionLogprobs, Usage
 from antiphon.gateway.schema import MAX_CHOICES, CompletionRequest
 from antiphon.gateway.sse import KEEP_ALIVE_S, event, send_events
-from antiphon.gateway.text import Piece, TextStream
-from antiphon.router.answer import Answer
+from antiphon.gateway.text import Piece
 
 
 class Completions:
@@ -36,17 +36,25 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
         request = parse_completion(await read_body(scope, receive, self._desk.limits.max_body_bytes))
-        model = self._desk.find_model(request, account)
-        prompts = prompts_of(request, model)
-        generations = self._desk.generations(request, model, [prompt.ids for prompt in prompts], account)
-        async with self._desk.answers(generations, account, receive) as answers:
-            text = TextStream(answers, model.tokenizer, request.stops, account, self._desk.log)
-            echoes = [prompt.text for prompt in prompts for _ in range(request.n or 1) if request.echo]
-            writer = CompletionWriter(request, model, answers[0], account, echoes)
+        echoes: list[str] = []
+
+        def start(model: AnyModel, account: Account) -> Source:
+            if isinstance(model, RelayedModel):
+                raise BadRequest(
+                    f"The model {model.name!r} takes chats only: use /v1/chat/completions.", param="model"
+                )
+            prompts = prompts_of(request, model)
+            if request.echo:
+                echoes[:] = [prompt.text for prompt in prompts for _ in range(request.n or 1)]
+            return self._desk.generate(request, model, [prompt.ids for prompt in prompts], account)
+
+        course = Course(self._desk.choose(request, account), start, account, self._desk.log)
+        async with self._desk.attend(course, account, receive):
+            writer = CompletionWriter(request, course, account, echoes)
             if request.stream:
-                await send_events(text.batches(KEEP_ALIVE_S), writer, send)
+                await send_events(course.batches(KEEP_ALIVE_S), writer, send)
             else:
-                await json_response(writer.body(await text.whole()))(scope, receive, send)
+                await json_response(writer.body(await course.whole()))(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +111,12 @@ class CompletionWriter:
     def __init__(
         self,
         request: CompletionRequest,
-        model: ServedModel,
-        answer: Answer,
+        speaker: Speaker,
         account: Account,
         echoes: Sequence[str],
     ) -> None:
         self._request = request
-        self._model = model
-        self._answer = answer
+        self._speaker = speaker
         self._account = account
         self._echoes = echoes  # one a choice, or none
         self._id = f"cmpl-{account.request_id.removeprefix('req_')}"
@@ -151,7 +157,7 @@ class CompletionWriter:
             id=self._id,
             created=self._created,
             model=self._request.model,
-            system_fingerprint=fingerprint_of(self._answer),
+            system_fingerprint=self._speaker.fingerprint,
             choices=choices,
             usage=self._account.usage(),
         )
@@ -161,7 +167,7 @@ class CompletionWriter:
             return None
         offset = self._num_written.get(piece.choice, 0)
         self._num_written[piece.choice] = offset + len(piece.text)
-        return completion_logprobs(piece.tokens, self._model, offset)
+        return completion_logprobs(piece.tokens, offset)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         """A chunk of the stream."""
@@ -169,7 +175,7 @@ class CompletionWriter:
             id=self._id,
             created=self._created,
             model=self._request.model,
-            system_fingerprint=fingerprint_of(self._answer),
+            system_fingerprint=self._speaker.fingerprint,
             choices=choices,
             usage=usage if self._request.wants_usage else UNSET,
         )

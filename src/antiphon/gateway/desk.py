@@ -1,7 +1,7 @@
-"""What every generating endpoint needs: models, room, workers, and a safe way to hold answers.
+"""What every generating endpoint needs: models, room, backends, and a safe way to hold answers.
 
-Invariants: answers that were started have ended when `answers` is left, however it is left; the
-client's leaving ends them at once, before the first token too; none outlives the request's time.
+Invariants: what was started has ended when `attend` is left, however it is left; the client's leaving
+ends it at once, before the first token too; nothing outlives the request's time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import array
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,14 +20,19 @@ from antiphon.core.generation import Generation, Terminal
 from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.account import Account
 from antiphon.gateway.callers import Caller
-from antiphon.gateway.models import ServedModel, ServedModels, context_too_long
+from antiphon.gateway.course import Course
+from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, ServedModels, context_too_long
 from antiphon.gateway.sampling import sampling_of
-from antiphon.gateway.schema import GeneratingRequest
+from antiphon.gateway.schema import ChatRequest, GeneratingRequest
 from antiphon.gateway.sse import watch_client
+from antiphon.gateway.text import TextStream
+from antiphon.gateway.upstreamchat import chat_body, salt_of
+from antiphon.gateway.upstreamtext import UpstreamText
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
-from antiphon.router.dispatch import Dispatcher
-from antiphon.router.picker import no_replica
+from antiphon.router.backends import Backend
+from antiphon.router.targets import session_key
+from antiphon.tokens.template import ChatMessage
 
 _SESSION_TOKENS = 512  # reach past most system prompts into what the user said first
 
@@ -45,31 +51,66 @@ class Desk:
     def __init__(
         self,
         models: ServedModels,
-        dispatcher: Dispatcher,
+        backend: Backend,
         scopes: ScopeMaker,
         limits: Limits,
         log: Logger,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._models = models
-        self._dispatcher = dispatcher
+        self._backend = backend
         self._scopes = scopes
         self.limits = limits
         self.log = log
+        self._draw = draw
+        self._courses: set[Course] = set()
 
-    def find_model(self, request: GeneratingRequest, account: Account) -> ServedModel:
-        """The model asked for; the account is this model's from now on. Raises NotFound."""
-        model = self._models.find(request.model)
-        account.model = model.name
+    def abort_all(self) -> None:
+        """End every open answer, here and where it is computed."""
+        for course in tuple(self._courses):
+            course.end(Terminal.ABORTED)
+
+    def choose(self, request: GeneratingRequest, account: Account) -> list[AnyModel]:
+        """The models that may answer, in the order in which they are asked. Raises NotFound."""
         account.is_stream = bool(request.stream)
-        return model
+        safety = request.safety_identifier if isinstance(request, ChatRequest) else None
+        session = session_key(
+            _caller(account).tenant_id, request.prompt_cache_key, request.user, safety, request.cache_salt
+        )
+        return self._models.choose(request.model, session, self._draw())
 
-    def generations(
+    def relay(
+        self, request: ChatRequest, messages: Sequence[ChatMessage], model: RelayedModel, account: Account
+    ) -> UpstreamText:
+        """An answer of an upstream that is sent messages."""
+        upstream = model.upstream
+        salt = request.cache_salt
+        if upstream.settings.salts:
+            salt = salt_of(self._scope(request, _caller(account)), upstream.name)
+        return UpstreamText(model, chat_body(request, messages, upstream.model, salt), request, account)
+
+    def generate(
+        self, request: GeneratingRequest, model: ServedModel, prompts: Sequence[list[int]], account: Account
+    ) -> TextStream:
+        """An answer of ids. Raises BadRequest, ContextTooLong, NoReplica."""
+        answers: list[Answer] = []
+        account.answers = answers
+        try:
+            for generation in self._generations(request, model, prompts, account):
+                answers.append(self._start(generation))
+        except BaseException:
+            for answer in answers:
+                answer.abort()
+            raise
+        return TextStream(answers, model, request.stops, account, self.log)
+
+    def _generations(
         self, request: GeneratingRequest, model: ServedModel, prompts: Sequence[list[int]], account: Account
     ) -> list[Generation]:
-        """One generation a prompt, their ids made here. Raises BadRequest, ContextTooLong, NoReplica."""
-        context_tokens = self._context_tokens(model)
-        caller = account.caller
-        assert caller is not None  # CallerMiddleware: no request comes this far without one
+        """One generation a prompt, their ids made here."""
+        most = self._backend.most_context_tokens(model.name)
+        context_tokens = model.context_tokens if most is None else min(model.context_tokens, most)
+        caller = _caller(account)
         scope = self._scope(request, caller)
         generations = []
         for number, prompt in enumerate(prompts):
@@ -102,55 +143,38 @@ class Desk:
             prompt_cache_key=request.prompt_cache_key or None,
         )
 
-    def _context_tokens(self, model: ServedModel) -> int:
-        """What every worker of this model can hold: which one takes the request is not known yet."""
-        workers = self._dispatcher.fleet.workers(model.name)
-        if not workers:
-            raise no_replica(model.name)
-        return min([model.context_tokens, *(worker.context_tokens for worker in workers)])
-
     @asynccontextmanager
-    async def answers(
-        self, generations: Sequence[Generation], account: Account, receive: Receive
-    ) -> AsyncIterator[list[Answer]]:
-        """Start them all and see to it that they end. Raises NoReplica."""
-        answers: list[Answer] = []
-        account.answers = answers
-
-        def end(finish: Terminal) -> None:
-            for answer in answers:
-                answer.abort(finish=finish)
+    async def attend(self, course: Course, account: Account, receive: Receive) -> AsyncIterator[None]:
+        """Inside, the client's leaving and the end of the request's time end the course; so does the exit."""
 
         def client_left() -> None:
             account.is_client_gone = True
-            end(Terminal.ABORTED)
+            course.end(Terminal.ABORTED)
 
-        deadline = asyncio.get_running_loop().call_later(self.limits.timeout_s, end, Terminal.DEADLINE)
+        deadline = asyncio.get_running_loop().call_later(self.limits.timeout_s, course.end, Terminal.DEADLINE)
+        self._courses.add(course)
         try:
-            for generation in generations:
-                answers.append(self._start(generation))
             async with watch_client(receive, client_left):
-                yield answers
+                yield
         finally:
             deadline.cancel()
-            end(Terminal.ABORTED)
+            self._courses.discard(course)
+            course.end(Terminal.ABORTED)
 
     def _start(self, generation: Generation) -> Answer:
         if generation.sampling.max_tokens == 0:  # a completion may ask for nothing but its prompt's echo
             answer = Answer(generation)
             answer.end(Terminal.LENGTH)
             return answer
-        return self._dispatcher.start(generation)
+        return self._backend.start(generation)
+
+
+def _caller(account: Account) -> Caller:
+    assert account.caller is not None  # CallerMiddleware: no request comes this far without one
+    return account.caller
 
 
 def _session(scope: bytes, request: GeneratingRequest, prompt: Sequence[int]) -> bytes:
     """What stays the same over a conversation: the client's key, else how the prompt begins."""
     begin = b"" if request.prompt_cache_key else array.array("I", prompt[:_SESSION_TOKENS]).tobytes()
     return hashlib.blake2b(scope + begin, digest_size=16).digest()
-
-
-def fingerprint_of(answer: Answer) -> str:
-    """Same fingerprint and seed, same text: it names the weights and the engine that computes them."""
-    worker = answer.worker
-    what = "" if worker is None else "\0".join((worker.revision, worker.engine, worker.version))
-    return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:12]}"

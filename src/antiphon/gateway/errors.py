@@ -25,7 +25,9 @@ from antiphon.core.errors import (
     MethodNotAllowed,
     NoReplica,
     NotFound,
+    Quarantined,
     Unauthorized,
+    UpstreamFault,
     WorkerLost,
 )
 from antiphon.core.generation import Terminal
@@ -33,7 +35,7 @@ from antiphon.gateway.reply import ErrorBody, ErrorResponse
 
 _MAX_SHOWN = 80
 _REFUSALS: dict[str, type[AntiphonError]] = {
-    str(kind.code): kind for kind in (BadRequest, ContextTooLong, Busy, NoReplica)
+    str(kind.code): kind for kind in (BadRequest, ContextTooLong, Busy, NoReplica, UpstreamFault, Quarantined)
 }
 
 

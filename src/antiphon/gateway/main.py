@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import uvicorn
+from starlette.applications import Starlette
 
-from antiphon.core.catalogue import ModelEntry
+from antiphon.core.catalogue import ModelEntry, RouteEntry
 from antiphon.core.clock import WallClock
 from antiphon.core.scope import ScopeMaker
-from antiphon.gateway.app import build_app
+from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
@@ -28,9 +29,11 @@ from antiphon.kv.leases import Leases
 from antiphon.kv.redisurl import StoreUrl
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
+from antiphon.router.backends import Backends, Workers
 from antiphon.router.dispatch import Dispatcher
 from antiphon.router.registry import Registry
 from antiphon.router.rivals import PolicyName
+from antiphon.router.upstreams import Upstreams
 from antiphon.store.database import Database
 from antiphon.store.keys import KeyStore
 
@@ -46,6 +49,8 @@ class GatewaySettings:
     workers: tuple[str, ...] = ()  # addresses: http://HOST:PORT
     control: StoreUrl | None = None  # the Redis in which workers have their leases
     models: tuple[ModelEntry, ...]
+    routes: tuple[RouteEntry, ...] = ()
+    upstream_keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # by environment variable
     routing: PolicyName = PolicyName.COST
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
@@ -92,34 +97,48 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log:
 async def _serve_callers(
     ring: KeyRing, settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger
 ) -> None:
-    models = ServedModels.load(settings.models, settings.public_systems)
     metrics = GatewayMetrics()
-    dispatcher = Dispatcher(settings.workers, settings.secret, log, routing=settings.routing)
+    upstreams = Upstreams.of(settings.models, settings.upstream_keys, metrics.upstreams, WallClock(), log)
+    try:
+        dispatcher = Dispatcher(settings.workers, settings.secret, log, routing=settings.routing)
+        desk, models = _desk(settings, dispatcher, upstreams, log)
+        callers = Callers(ring, is_loopback=is_loopback(settings.host))
+        app = build_app(desk, models, callers, Gauges(metrics, dispatcher.fleet, upstreams))
+        registry = _registry(settings, dispatcher, metrics, log)
+        with _listen(settings.host, settings.port) as listener:
+            server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)
+            async with asyncio.TaskGroup() as tasks:
+                links = tasks.create_task(dispatcher.run(), name="links")
+                keys = tasks.create_task(ring.run(), name="keys")
+                readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
+                await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
+                for task in (links, keys, *readers):
+                    task.cancel()
+    finally:
+        await upstreams.close()
+
+
+def _desk(
+    settings: GatewaySettings, dispatcher: Dispatcher, upstreams: Upstreams, log: Logger
+) -> tuple[Desk, ServedModels]:
+    models = ServedModels.load(settings.models, settings.public_systems, settings.routes, upstreams.by_name)
     limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
-    desk = Desk(models, dispatcher, ScopeMaker(settings.scope_secret), limits, log)
-    callers = Callers(ring, is_loopback=is_loopback(settings.host))
-    app = build_app(desk, models, dispatcher, callers, metrics)
-    registry = _registry(settings, dispatcher, metrics, log)
-    with _listen(settings.host, settings.port) as listener:
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=round(settings.drain_s) + _LAST_WORDS_S,
-        )
-        server = _Server(config, settings.drain_s, dispatcher.fleet.abort_all)
-        async with asyncio.TaskGroup() as tasks:
-            links = tasks.create_task(dispatcher.run(), name="links")
-            keys = tasks.create_task(ring.run(), name="keys")
-            readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
-            await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
-            for task in (links, keys, *readers):
-                task.cancel()
+    backends = Backends(Workers(dispatcher), {})
+    return Desk(models, backends, ScopeMaker(settings.scope_secret), limits, log), models
+
+
+def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(drain_s) + _LAST_WORDS_S,
+    )
 
 
 def _registry(

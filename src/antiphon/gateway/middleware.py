@@ -117,6 +117,8 @@ def _headers(account: Account) -> Iterable[tuple[bytes, bytes]]:
     yield b"openai-version", b"2020-10-01"
     yield b"openai-processing-ms", str(round(1000 * account.elapsed_s)).encode()
     yield b"x-content-type-options", b"nosniff"
+    if account.model is not None:
+        yield b"x-antiphon-model", account.model.encode("ascii", "backslashreplace")
     if account.told_route:
         yield b"x-antiphon-route", account.told_route.encode("ascii", "replace")
 

@@ -1,22 +1,26 @@
 """The models this gateway speaks for, and the routes that list them.
 
-A served model is its text side only: vocabulary, template, context. Whether a worker computes it at
-the moment is the dispatcher's knowledge, not this file's.
+A served model is its text side only: vocabulary, template, context. A relayed model has not even that:
+an upstream is sent its messages. Whether anybody computes one at the moment is the router's knowledge,
+not this file's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from antiphon.core.catalogue import ModelEntry
-from antiphon.core.errors import ContextTooLong, NotFound
+from antiphon.core.catalogue import ModelEntry, RouteEntry
+from antiphon.core.errors import BadRequest, ContextTooLong, NotFound
 from antiphon.gateway.publicprefix import PublicPrefixes
 from antiphon.gateway.reply import Model, ModelList
+from antiphon.router.targets import mirror_model, names_of, ordered_models
+from antiphon.router.upstream import Upstream
 from antiphon.tokens.template import ChatMessage
 from antiphon.tokens.textmodel import TextModel, load_text_model
 from antiphon.tokens.tokenizer import Tokenizer
@@ -28,10 +32,16 @@ class ServedModel:
     """One model. `control_ids` stand for no text."""
 
     def __init__(
-        self, text: TextModel, aliases: Sequence[str] = (), public_systems: Sequence[str] = ()
+        self,
+        text: TextModel,
+        aliases: Sequence[str] = (),
+        public_systems: Sequence[str] = (),
+        *,
+        is_public: bool = True,
     ) -> None:
         """`public_systems`: system prompts whose KV all tenants may share. Raises BadRequest."""
         self.name = text.name
+        self.is_public = is_public
         self.aliases = tuple(aliases)
         self.context_tokens = text.context_tokens
         self.tokenizer: Tokenizer = text.tokenizer
@@ -74,35 +84,82 @@ def context_too_long(context_tokens: int, needed: str, param: str) -> ContextToo
     )
 
 
-class ServedModels:
-    """Models by name and alias."""
+class RelayedModel:
+    """One model that an upstream serves by messages: its tokens are unknown here."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models = list(models)
+    def __init__(self, entry: ModelEntry, upstream: Upstream) -> None:
+        self.name = entry.name
+        self.aliases = entry.aliases
+        self.is_public = entry.public
+        self.upstream = upstream
+
+
+AnyModel: TypeAlias = ServedModel | RelayedModel
+
+
+class ServedModels:
+    """Models by name and alias, and the routes in front of them."""
+
+    def __init__(self, models: Sequence[AnyModel], routes: Sequence[RouteEntry] = ()) -> None:
+        """Raises BadRequest where a route names a model that is not here."""
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._routes = names_of(routes)
+        self._listed = [route.name for route in routes] + [model.name for model in models if model.is_public]
         self._created = int(time.time())
+        for route in routes:
+            for name in route.models:
+                if name not in self._by_name:
+                    raise BadRequest(
+                        f"route {route.name!r} names {name!r}, which this gateway does not serve"
+                    )
 
     @classmethod
-    def load(cls, entries: Sequence[ModelEntry], public_systems: Sequence[str] = ()) -> ServedModels:
-        """Load the text side of each entry. Raises BadRequest."""
-        return cls([ServedModel(load_text_model(e), e.aliases, public_systems) for e in entries])
+    def load(
+        cls,
+        entries: Sequence[ModelEntry],
+        public_systems: Sequence[str] = (),
+        routes: Sequence[RouteEntry] = (),
+        upstreams: Mapping[str, Upstream] | None = None,
+    ) -> ServedModels:
+        """Load the text side of each entry that has one. Raises BadRequest."""
+        return cls([_load(entry, public_systems, upstreams or {}) for entry in entries], routes)
 
-    def find(self, name: str) -> ServedModel:
-        """The model of this name or alias. Raises NotFound."""
+    def choose(self, name: str, session: bytes, draw: float) -> list[AnyModel]:
+        """The models that may answer to this name, best first; `draw` as for a route. Raises NotFound."""
+        route = self._routes.get(name)
+        if route is not None:
+            return [self._by_name[model] for model in ordered_models(route, session, draw)]
+        return [self._find(name)]
+
+    def mirror(self, name: str, draw: float) -> AnyModel | None:
+        """The model that gets a copy of a request to this name, if there is one."""
+        route = self._routes.get(name)
+        model = None if route is None else mirror_model(route, draw)
+        return None if model is None else self._by_name[model]
+
+    def card(self, name: str) -> Model:
+        """What clients see of one model or route. Raises NotFound."""
+        route = self._routes.get(name)
+        return Model(id=self._find(name).name if route is None else route.name, created=self._created)
+
+    def cards(self) -> ModelList:
+        """What clients see of all."""
+        return ModelList(data=[self.card(name) for name in self._listed])
+
+    def _find(self, name: str) -> AnyModel:
         model = self._by_name.get(name)
-        if model is None:
+        if model is None or not model.is_public:
             raise NotFound(
                 f"The model {name[:_MAX_SHOWN]!r} does not exist.", code="model_not_found", param="model"
             )
         return model
 
-    def card(self, model: ServedModel) -> Model:
-        """What clients see of one model."""
-        return Model(id=model.name, created=self._created)
 
-    def cards(self) -> ModelList:
-        """What clients see of all."""
-        return ModelList(data=[self.card(model) for model in self._models])
+def _load(entry: ModelEntry, public_systems: Sequence[str], upstreams: Mapping[str, Upstream]) -> AnyModel:
+    if entry.upstream is not None and not entry.upstream.takes_ids:
+        return RelayedModel(entry, upstreams[entry.name])
+    text = load_text_model(entry)
+    return ServedModel(text, entry.aliases, public_systems, is_public=entry.public)
 
 
 class ListModels:
@@ -122,8 +179,8 @@ class ShowModel:
         self._models = models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = self._models.find(scope["path_params"]["model"].removesuffix("/"))
-        await json_response(self._models.card(model))(scope, receive, send)
+        card = self._models.card(scope["path_params"]["model"].removesuffix("/"))
+        await json_response(card)(scope, receive, send)
 
 
 def json_response(body: msgspec.Struct) -> Response:

@@ -8,20 +8,22 @@ ended at the worker at once; an answer that did not end well raises, after all o
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from antiphon.core.errors import EngineFault
-from antiphon.core.generation import StepOutput, Terminal, TokenLogprobs
+from antiphon.core.generation import StepOutput, Terminal
 from antiphon.gateway.account import Account
 from antiphon.gateway.errors import of_output
-from antiphon.gateway.reply import FinishReason
+from antiphon.gateway.logprobs import ScoredToken, spelled
+from antiphon.gateway.models import ServedModel
+from antiphon.gateway.reply import FinishReason, TokenLogprob
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer, Reader
 from antiphon.tokens.detokenizer import Delta, Detokenizer
-from antiphon.tokens.tokenizer import Tokenizer
 
 _REASONS: dict[Terminal, FinishReason] = {
     Terminal.STOP: "stop",
@@ -29,14 +31,7 @@ _REASONS: dict[Terminal, FinishReason] = {
     Terminal.TOOL_CALLS: "tool_calls",
     Terminal.CONTENT_FILTER: "content_filter",
 }
-_NO_MATTER_S = 60.0  # silence matters only to streams
-
-
-class ScoredToken(msgspec.Struct, frozen=True):
-    """A chosen token with its log probabilities."""
-
-    token_id: int
-    logprobs: TokenLogprobs
+NO_MATTER_S = 60.0  # silence matters only to streams
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -44,7 +39,7 @@ class Piece(msgspec.Struct, frozen=True):
 
     choice: int
     text: str
-    tokens: Sequence[ScoredToken] = ()
+    tokens: Sequence[TokenLogprob] = ()
     finish: Terminal | None = None
 
     @property
@@ -63,12 +58,6 @@ class _Voice:
         self.waiting: deque[ScoredToken] = deque()
         self.is_finished = False
 
-    def release(self, num_tokens: int) -> Sequence[ScoredToken]:
-        """The scores that travel with the text released now."""
-        if not self.waiting:
-            return ()
-        return [self.waiting.popleft() for _ in range(num_tokens)]
-
 
 class TextStream:
     """The text of one request's answers. Choice numbers run on from one answer to the next."""
@@ -76,18 +65,31 @@ class TextStream:
     def __init__(
         self,
         answers: Sequence[Answer],
-        tokenizer: Tokenizer,
+        model: ServedModel,
         stops: Sequence[str],
         account: Account,
         log: Logger,
     ) -> None:
         self._answers = answers
+        self._model = model
         self._account = account
         self._log = log
         self._first_choice = [0]
         for answer in answers:
             self._first_choice.append(self._first_choice[-1] + answer.generation.n)
-        self._voices = [_Voice(Detokenizer(tokenizer, stops)) for _ in range(self._first_choice[-1])]
+        self._voices = [_Voice(Detokenizer(model.tokenizer, stops)) for _ in range(self._first_choice[-1])]
+
+    @property
+    def fingerprint(self) -> str:
+        """Same fingerprint and seed, same text: it names the weights and the engine that computes them."""
+        worker = self._answers[0].worker
+        what = "" if worker is None else "\0".join((worker.revision, worker.engine, worker.version))
+        return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+
+    def end(self, finish: Terminal) -> None:
+        """End what is open, here and at the workers."""
+        for answer in self._answers:
+            answer.abort(finish=finish)
 
     async def batches(self, idle_s: float) -> AsyncIterator[list[Piece]]:
         """Pieces, a batch per wake-up; an empty batch after each `idle_s` of silence."""
@@ -102,11 +104,7 @@ class TextStream:
 
     async def whole(self) -> list[Piece]:
         """One finished piece a choice, in order, once all of them have ended."""
-        pieces: list[list[Piece]] = [[] for _ in self._voices]
-        async for batch in self.batches(_NO_MATTER_S):
-            for piece in batch:
-                pieces[piece.choice].append(piece)
-        return [_joined(parts) for parts in pieces]
+        return await whole_of(self.batches(NO_MATTER_S))
 
     def _take(self, index: int, output: StepOutput) -> Piece | None:
         choice = self._first_choice[index] + output.choice
@@ -122,7 +120,13 @@ class TextStream:
             return self._finish(choice, output.finish, delta, output.error)
         if not delta.text and not delta.num_tokens:
             return None
-        return Piece(choice, delta.text, voice.release(delta.num_tokens))
+        return Piece(choice, delta.text, self._release(voice, delta.num_tokens))
+
+    def _release(self, voice: _Voice, num_tokens: int) -> Sequence[TokenLogprob]:
+        """The scores that travel with the text released now."""
+        if not voice.waiting:
+            return ()
+        return [spelled(voice.waiting.popleft(), self._model) for _ in range(num_tokens)]
 
     def _push(self, voice: _Voice, output: StepOutput) -> Delta:
         if output.logprobs is not None:
@@ -145,8 +149,17 @@ class TextStream:
                 "answer.failed", request_id=self._account.request_id, finish=finish.value, detail=detail
             )
             raise error
-        tokens = voice.release(delta.num_tokens + tail.num_tokens)
+        tokens = self._release(voice, delta.num_tokens + tail.num_tokens)
         return Piece(choice, delta.text + tail.text, tokens, finish)
+
+
+async def whole_of(batches: AsyncIterator[Sequence[Piece]]) -> list[Piece]:
+    """One finished piece a choice, in order, once all of them have ended."""
+    pieces: dict[int, list[Piece]] = {}
+    async for batch in batches:
+        for piece in batch:
+            pieces.setdefault(piece.choice, []).append(piece)
+    return [_joined(pieces[choice]) for choice in sorted(pieces)]
 
 
 def _joined(parts: Sequence[Piece]) -> Piece:

@@ -96,9 +96,45 @@ class GatewayMetrics:
             registry=registry,
         )
 
+        self.failover = FailoverMetrics(registry)
+
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""
         return generate_latest(self._registry)
+
+
+class FailoverMetrics:
+    """What a gateway did about workers that were lost, silent or failing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.moves = Counter(
+            "antiphon_answer_moves",
+            "Choices that went on at another worker: death, drain, stall, error, first_token, token, hedge, "
+            "unsplit.",
+            ["reason"],
+            registry=registry,
+        )
+        self.refused_moves = Counter(
+            "antiphon_retry_budget_refusals",
+            "Answers that did not move because the retry budget was spent.",
+            ["reason"],
+            registry=registry,
+        )
+        self.ejections = Counter(
+            "antiphon_worker_ejections", "Workers ejected because their answers fail.", registry=registry
+        )
+        self.stalls = Counter(
+            "antiphon_worker_stalls", "Workers that were silent while others spoke.", registry=registry
+        )
+        self.quarantined = Counter(
+            "antiphon_quarantined_requests",
+            "Requests that killed workers (found), and later ones like them (refused).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.parked = Gauge(
+            "antiphon_parked_choices", "Choices that wait for a worker to go on at.", registry=registry
+        )
 
 
 class UpstreamMetrics:

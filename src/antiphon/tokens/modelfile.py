@@ -70,7 +70,7 @@ DEFAULT_CONTEXT_TOKENS = 4096
 
 def locate(entry: ModelEntry) -> Path | None:
     """The entry's GGUF file, or None for an engine that needs none. Raises BadRequest."""
-    if entry.engine == "scripted":
+    if entry.file is None and entry.package is None:
         return None
     path = _packaged_file(entry.package) if entry.package is not None else Path(entry.file or "").expanduser()
     if not path.is_file():

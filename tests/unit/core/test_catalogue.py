@@ -53,7 +53,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('[[model]]\nname = "a"\nfile = "x"\ncontext = 10', "below 64"),
         ('[[model]]\nname = "a"\nfile = "x"\ntypo = 1', "typo"),
         ('[[model]]\nname = "a"\nfile = "x"\nengine = "abacus"', "abacus"),
-        ('[[model]]\nname = "a"\nengine = "scripted"\nfile = "x"', "exactly one"),
+        ('[[model]]\nname = "a"\nengine = "scripted"\nfile = "x"', "none of"),
         ('[[model]]\nname = "a"\nfile = "x"\naliases = ["a"]', "twice"),
         ("[[model]]\nname = 5", "Expected `str`"),
         ('[[model]]\nname = "a"\nengine = "scripted"\nkv_token_bytes = 8', "below 16"),

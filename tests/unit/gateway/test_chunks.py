@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import EngineFault
-from antiphon.core.generation import Terminal, TokenLogprobs
+from antiphon.core.generation import Terminal
 from antiphon.gateway.account import Account
 from antiphon.gateway.chat import ChatWriter
 from antiphon.gateway.completions import CompletionWriter
@@ -23,10 +23,12 @@ from antiphon.gateway.reply import (
     ChatDelta,
     Completion,
     CompletionChoice,
+    TokenLogprob,
 )
 from antiphon.gateway.sse import DONE, KEEP_ALIVE, error_event, event, send_events
-from antiphon.gateway.text import Piece, ScoredToken
+from antiphon.gateway.text import Piece, TextStream
 from antiphon.router.answer import Answer
+from support.lines import Lines
 
 MakeAnswer = Callable[..., Answer]
 HOSTILE_TEXT = st.text() | st.sampled_from(
@@ -36,13 +38,16 @@ HOSTILE_TEXT = st.text() | st.sampled_from(
 
 def chat_writer(served: ServedModel, answer: Answer, /, **fields: object) -> ChatWriter:
     body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], "stream": True} | fields
-    return ChatWriter(parse_chat(json.dumps(body).encode()), served, answer, Account("POST", None))
+    request, account = parse_chat(json.dumps(body).encode()), Account("POST", None)
+    return ChatWriter(request, TextStream([answer], served, (), account, Lines().logger()), account)
 
 
 def completion_writer(served: ServedModel, answer: Answer, /, **fields: object) -> CompletionWriter:
     body = {"model": "scripted", "prompt": "x", "stream": True} | fields
     request = parse_completion(json.dumps(body).encode())
-    return CompletionWriter(request, served, answer, Account("POST", None), ["x"] if request.echo else [])
+    account = Account("POST", None)
+    speaker = TextStream([answer], served, (), account, Lines().logger())
+    return CompletionWriter(request, speaker, account, ["x"] if request.echo else [])
 
 
 def parsed(events: bytes) -> list[dict[str, Any]]:
@@ -151,7 +156,7 @@ def test_scored_chunks_carry_content_even_when_empty(model: ServedModel, say: Ma
     """A chunk with log probabilities never omits its content."""
     writer = chat_writer(model, say(""), logprobs=True)
     writer.opening()
-    token = ScoredToken(104, TokenLogprobs(-0.5))
+    token = TokenLogprob("h", -0.5, [104], [])
     (chunk,) = parsed(writer.chunk(Piece(0, "", [token])))
     assert chunk["choices"][0]["delta"] == {"content": ""}
     assert chunk["choices"][0]["logprobs"]["content"][0]["token"] == "h"
@@ -161,7 +166,7 @@ def test_scored_chunks_carry_content_even_when_empty(model: ServedModel, say: Ma
 def test_completion_offsets_go_on_through_a_stream(model: ServedModel, say: MakeAnswer) -> None:
     """They count the characters that were written before."""
     writer = completion_writer(model, say(""), logprobs=0)
-    chunks = [Piece(0, text, [ScoredToken(ord(text), TokenLogprobs(-1.0))]) for text in "abc"]
+    chunks = [Piece(0, text, [TokenLogprob(text, -1.0, [ord(text)], [])]) for text in "abc"]
     offsets = [parsed(writer.chunk(c))[0]["choices"][0]["logprobs"]["text_offset"] for c in chunks]
     assert offsets == [[0], [1], [2]]
 

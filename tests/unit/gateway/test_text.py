@@ -23,7 +23,7 @@ MakeAnswer = Callable[..., Answer]
 
 
 def stream(model: ServedModel, *answers: Answer, stops: tuple[str, ...] = ()) -> TextStream:
-    return TextStream(answers, model.tokenizer, stops, Account("POST", None), Lines().logger())
+    return TextStream(answers, model, stops, Account("POST", None), Lines().logger())
 
 
 async def pieces_of(text: TextStream) -> list[Piece]:
@@ -96,7 +96,7 @@ async def test_scores_travel_with_their_text(
     left = ""
     stops = (stop,)
     for piece in await pieces_of(stream(model, say(text, per_step=per_step, logprobs=1), stops=stops)):
-        said += bytes(token.token_id for token in piece.tokens)
+        said += bytes(byte for token in piece.tokens for byte in token.bytes or ())
         left += piece.text
         assert said.startswith(left.encode())
     if stop not in text:
@@ -126,7 +126,7 @@ async def test_why_a_step_failed_is_for_the_log_only(model: ServedModel, say: Ma
     answer = Answer(Generation(id="g", model="m", sampling=Sampling(seed=1, max_tokens=9)))
     answer.deliver(StepOutput("g", 0, 0, [], Terminal.ERROR, error="llama_decode: -3 at 0x7f12"))
     lines = Lines()
-    text = TextStream([answer], model.tokenizer, (), Account("POST", None), lines.logger())
+    text = TextStream([answer], model, (), Account("POST", None), lines.logger())
     with pytest.raises(EngineFault) as caught:
         await text.whole()
     assert "0x7f12" not in caught.value.message
@@ -145,7 +145,7 @@ async def test_the_account_counts(model: ServedModel, say: MakeAnswer) -> None:
     """Tokens of all choices, the prompt's cached ones once, and how each choice ended."""
     account = Account("POST", None)
     account.num_prompt_tokens = 5
-    text = TextStream([say("hello", n=2)], model.tokenizer, (), account, Lines().logger())
+    text = TextStream([say("hello", n=2)], model, (), account, Lines().logger())
     await text.whole()
     usage = account.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 10, 15)

@@ -207,8 +207,8 @@ def test_hopeless_lengths_are_not_tokenised(model: ServedModel) -> None:
 def test_models_by_name_and_alias(model: ServedModel) -> None:
     """Names may hold slashes; unknown ones are said back, shortened."""
     models = ServedModels([model])
-    assert models.find("scripted") is models.find("org/alias") is model
+    assert models.choose("scripted", b"", 0.5) == models.choose("org/alias", b"", 0.5) == [model]
     with pytest.raises(NotFound) as caught:
-        models.find("no" * 1000)
+        models.choose("no" * 1000, b"", 0.5)
     assert caught.value.code == "model_not_found"
     assert len(caught.value.message) < 200
