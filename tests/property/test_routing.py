@@ -41,6 +41,7 @@ states = st.builds(
     max_sequences=st.integers(0, 256),
     rates=known_rates,
     weight=st.floats(0.1, 10.0),
+    cached_blocks=counts,
 )
 fleets = st.lists(states, min_size=1, max_size=8, unique_by=lambda state: state.replica)
 draws = st.floats(0, 1, exclude_max=True)
@@ -70,6 +71,7 @@ def test_the_cost_never_falls_with_load(
         dispatched_tokens=state.dispatched_tokens + data.draw(counts),
         own=state.own + data.draw(counts),
         free_blocks=max(state.free_blocks - data.draw(counts), 0),
+        cached_blocks=state.cached_blocks + data.draw(counts),
         weight=state.weight / data.draw(st.floats(1.0, 10.0)),
     )
     assert no_more(seconds(ask, state, overlap), seconds(ask, busier, overlap))
@@ -123,6 +125,7 @@ def test_the_cost_is_finite_for_all_a_worker_may_say(ask: Ask, overlap: Overlap,
         *(data.draw(st.integers(0, 2**63)) for _ in range(9)),
         WorkerRates(*(data.draw(number) for _ in range(5))),
         data.draw(st.floats(0.0, allow_nan=False)),
+        data.draw(st.integers(0, 2**63)),
     )
     told: Cost = cost(ask, state, overlap, peer_rates([state]))
     assert all(0 <= part < math.inf for part in (told.wait_s, told.prefill_s, told.answer_s, told.pressure_s))

@@ -25,6 +25,7 @@ MAX_SEQUENCES = 32
 ANSWER_TOKENS = 256  # what an answer is expected to have at most: what clients allow is far above
 ANSWER_WEIGHT = 0.25  # a second of writing counts as so much of a second before the first token
 PRESSURE_S = 0.15
+REUSE_SHARE = 0.5  # of the blocks that are pushed out, those that would have been asked for again
 MOST_USED = 0.98  # of the blocks, for the pressure: keeps it finite
 TIE_SHARE = 0.03  # costs so near to the least are equal: rates are not measured better
 TIE_S = 0.001
@@ -59,12 +60,14 @@ def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) ->
     most_sequences = state.max_sequences or MAX_SEQUENCES
     fullness = state.sequences / most_sequences
     answer_tokens = min(ask.num_answer_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
-    prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, _store(rates, peers))
+    store = _store(rates, peers)
+    prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, store)
+    block_s = min(ask.block_tokens * token_s, store[1])
     return Cost(
         wait_s=wait_s(state, token_s, step_s),
         prefill_s=prefill_s,
         answer_s=ANSWER_WEIGHT * answer_tokens * step_s * (1 + fullness),
-        pressure_s=_pressure_s(ask, state, answer_tokens),
+        pressure_s=_pressure_s(ask, state, answer_tokens) + _eviction_s(ask, state, overlap, block_s),
         num_uncached=num_uncached,
         uses_store=uses_store,
     )
@@ -105,6 +108,14 @@ def _pressure_s(ask: Ask, state: ReplicaState, answer_tokens: int) -> float:
     num_left = state.free_blocks - num_tokens / ask.block_tokens
     used = min(max(1 - num_left / state.num_blocks, 0.0), MOST_USED)
     return PRESSURE_S * used / (1 - used)
+
+
+def _eviction_s(ask: Ask, state: ReplicaState, overlap: Overlap, block_s: float) -> float:
+    """What the blocks that have to go are worth: the chance that they are missed, times their coming back."""
+    num_sent = state.dispatched_tokens / ask.block_tokens
+    num_empty = max(state.free_blocks - state.cached_blocks - num_sent, 0)
+    num_new = max(ask.num_tokens / ask.block_tokens - overlap.local_blocks, 0)
+    return REUSE_SHARE * min(max(num_new - num_empty, 0), state.cached_blocks) * block_s
 
 
 def _store(rates: WorkerRates, peers: WorkerRates) -> tuple[float, float]:

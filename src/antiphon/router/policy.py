@@ -22,8 +22,8 @@ class ReplicaState(msgspec.Struct, frozen=True, gc=False):
     `waiting_tokens` is prompt still to be computed, of running sequences too. `dispatched` sequences and
     `dispatched_tokens` (a route's `num_uncached`) were sent since the report, so it cannot know them;
     `own` are this gateway's open ones, which a report that left too early misses. `free_blocks` are
-    those a new sequence may take: empty, or cached and in no use. `max_sequences` or `num_blocks` 0:
-    not known. `weight` multiplies its speed.
+    those a new sequence may take, of which `cached_blocks` hold what is then pushed out. `max_sequences`
+    or `num_blocks` 0: not known. `weight` multiplies its speed.
     """
 
     replica: int
@@ -38,6 +38,7 @@ class ReplicaState(msgspec.Struct, frozen=True, gc=False):
     max_sequences: int = 0
     rates: WorkerRates = WorkerRates()
     weight: float = 1.0
+    cached_blocks: int = 0
 
     @property
     def sequences(self) -> int:

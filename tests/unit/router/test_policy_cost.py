@@ -12,6 +12,7 @@ from antiphon.router.cost import (
     ANSWER_WEIGHT,
     PREFILL_TOKENS_PER_S,
     PRESSURE_S,
+    REUSE_SHARE,
     STEP_S,
     LeastCost,
     cost,
@@ -103,6 +104,26 @@ def test_a_full_kv_cache_presses() -> None:
     assert half.pressure_s == pytest.approx(PRESSURE_S)
     full = cost(ask, state(free_blocks=0, num_blocks=1000), NO_OVERLAP, NOTHING)
     assert full.pressure_s == pytest.approx(PRESSURE_S * 49)
+
+
+def test_pushing_out_what_others_may_want_costs() -> None:
+    """60 of 100 new blocks find no empty one: half of them will be missed, at 1.6 ms each."""
+    full = state(free_blocks=9000, cached_blocks=8960, num_blocks=10_000)
+    roomy = state(free_blocks=9000, cached_blocks=8900, num_blocks=10_000)
+    ask = Ask(1600, 16)
+    here, there = (cost(ask, s, NO_OVERLAP, NOTHING).pressure_s for s in (full, roomy))
+    assert here - there == pytest.approx(REUSE_SHARE * 60 * 0.0016)
+    held = cost(ask, full, Overlap(60), NOTHING).pressure_s
+    assert held == pytest.approx(there), "blocks that are there push nothing out"
+
+
+def test_what_a_fast_store_keeps_may_be_pushed_out() -> None:
+    """It comes back at the store's price where that is below computing."""
+    fast = WorkerRates(10_000.0, 0.02, 0.001, 10_000.0, 0.00001)
+    full = ReplicaState(0, free_blocks=9000, cached_blocks=9000, num_blocks=10_000, rates=fast)
+    roomy = ReplicaState(0, free_blocks=9000, num_blocks=10_000, rates=fast)
+    here, there = (cost(Ask(1600, 16), s, NO_OVERLAP, NOTHING).pressure_s for s in (full, roomy))
+    assert here - there == pytest.approx(REUSE_SHARE * 100 * 0.00011)
 
 
 def test_unknown_rates_are_taken_from_the_peers() -> None:
