@@ -15,7 +15,7 @@ import pytest
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, StepOutput, Terminal
 from antiphon.gateway.main import run_gateway, serve
-from antiphon.router.dispatch import MAX_VAIN_MOVES
+from antiphon.router.mover import MAX_VAIN_MOVES
 from support.gateways import HELLO, events_of, gateway, settings_in, text_of
 from support.lines import Lines
 from support.loopback import LoopbackWorker, Script, Session, saying, silent
@@ -122,16 +122,19 @@ async def test_a_worker_lost_before_the_first_token_is_not_noticed() -> None:
 
 
 async def test_all_workers_lost_before_the_first_token() -> None:
-    """A plain 503 with Retry-After, although the client asked for a stream."""
+    """A plain 503, although the client asked for a stream; after two deaths nobody tries a third time."""
 
     async def gone(session: Session, generation: Generation) -> None:
         await session.close()
 
-    async with gateway(LoopbackWorker(gone)) as running:
+    worker = LoopbackWorker(gone)
+    async with gateway(worker) as running:
         response = await running.chat(stream=True)
         assert response.status_code == 503
-        assert response.json()["error"]["code"] == "worker_lost"
-        assert response.headers["retry-after"]
+        assert response.json()["error"]["code"] == "request_quarantined"
+        await running.lines.until("link.up", 3)
+        assert (await running.chat(stream=True)).json()["error"]["code"] == "request_quarantined"
+        assert worker.submits.qsize() == 2
 
 
 async def test_a_workers_refusal_reaches_the_client() -> None:

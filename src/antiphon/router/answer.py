@@ -44,6 +44,8 @@ class Answer:
         self.route = ""  # where it went and why, for people
         self.deadline_s: float | None = None  # by the dispatcher's clock
         self.num_moves = 0  # times some of it was given to another worker
+        self.num_stalls = 0  # times it moved because its worker was silent
+        self.num_suspicions = 0  # workers that died under it before it spoke there; 0 again once it speaks
         self._num_vain_moves = 0  # since the last token
         self._num_received_then = 0  # at the last move
         self._open = [True] * generation.n
@@ -108,12 +110,14 @@ class Answer:
                 position = len(self.received[index])
                 self._record(StepOutput(self.generation.id, index, position, [], finish, error=error))
 
-    def abort(self, choice: int | None = None, finish: Terminal = Terminal.ABORTED) -> None:
+    def abort(
+        self, choice: int | None = None, finish: Terminal = Terminal.ABORTED, error: str | None = None
+    ) -> None:
         """End one choice, or all, here and at the worker. Safe to call again and after the end."""
         is_open = not self.is_finished if choice is None else self._open[choice]
         if not is_open:
             return
-        self.end(finish, choice)
+        self.end(finish, choice, error)
         for attempt in tuple(self.attempts):
             attempt.abort(choice)
 

@@ -24,6 +24,8 @@ class Attempt:
         "answer",
         "generation",
         "has_spoken",
+        "heard_s",
+        "may_hedge",
         "num_tokens",
         "rival",
         "sent_s",
@@ -34,7 +36,8 @@ class Attempt:
         self.answer = answer
         self.generation = generation
         self.worker: WorkerInfo | None = None
-        self.sent_s = 0.0
+        self.sent_s = self.heard_s = 0.0  # when it was sent; when its worker spoke of it last
+        self.may_hedge = not generation.is_prefill_only  # once
         self.num_tokens = 0  # that the worker was expected to compute before it answers
         self.has_spoken = False  # this worker sent a token or an end
         self.rival: Attempt | None = None
@@ -97,6 +100,7 @@ class Attempt:
 
     def _speak(self) -> None:
         self.has_spoken = True
+        self.answer.num_suspicions = 0
         rival = self.rival
         if rival is not None:
             self.rival = rival.rival = None

@@ -1,49 +1,53 @@
-"""Sends each generation to a worker, and carries answers on whose worker was lost.
+"""Sends each generation to a worker, and decides what moves when workers die, stall or fail.
 
-Before the first token of an answer any replica of its model may take it over; after it one of the
-same namespace, which goes on from the ids received, so that the client sees neither a gap nor a
-change in the text. Where no replica can take an answer now, it waits for one, parked, for `PARKED_S`.
+What was open on a worker that is lost goes on elsewhere (mover.py), at no cost; what could be multiplied
+by a slow or failing fleet is paid from a budget (budget.py). A silent worker loses its answers before
+its link is lost; one whose answers fail again and again gets no new ones (ejection.py); a request that
+kills workers is found and kept away (quarantine.py).
 Invariants: a choice is computed by one attempt at a time (two while hedged); an answer that cannot go
-on ends, in words of the worker or as lost; parked choices are bounded. Does not know text or tenants.
+on ends, in words of its worker or as lost. Does not know text or tenants.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from antiphon.core.clock import Clock, WallClock
-from antiphon.core.errors import BadRequest, NoReplica
+from antiphon.core.clock import WallClock
+from antiphon.core.errors import AntiphonError, Quarantined
 from antiphon.core.generation import Generation, Terminal
 from antiphon.core.wire import Blocks
 from antiphon.obs.log import Logger
+from antiphon.obs.metrics import FailoverMetrics, GatewayMetrics
 from antiphon.router.answer import Answer
 from antiphon.router.attempt import Attempt
-from antiphon.router.failover import Cause, continuations, may_take
+from antiphon.router.budget import RetryBudget
+from antiphon.router.ejection import Ejections
+from antiphon.router.failover import Cause
 from antiphon.router.fleet import Fleet
 from antiphon.router.link import Failure, WorkerLink
+from antiphon.router.mover import Mover
 from antiphon.router.picker import Pick, Picker
+from antiphon.router.quarantine import Quarantine, culprit
 from antiphon.router.rivals import PolicyName, policy_named
 from antiphon.router.splitter import Outcome, Splitter
+from antiphon.router.survey import Survey
+from antiphon.router.suspicion import TICK_S
+from antiphon.router.watch import Patience, Watch
 
-MAX_VAIN_MOVES = 3  # of an answer, without a token in between
-PARKED_S = 15.0  # a worker that crashed is back by then, if it comes back
-MAX_PARKED = 4096  # choices
-_TICK_S = 0.05
+_QUARANTINED = "Workers died of requests like this one; it is not tried again for some minutes."
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """Choices that wait for a replica."""
+class FailureHandling:
+    """How long a gateway waits for workers, and where it counts what it does about them."""
 
-    answer: Answer
-    choices: Sequence[int]
-    cause: Cause
-    until_s: float
+    patience: Patience = field(default_factory=Patience)
+    metrics: FailoverMetrics = field(default_factory=lambda: GatewayMetrics().failover)
 
 
 class Dispatcher:
@@ -55,21 +59,28 @@ class Dispatcher:
         secret: str,
         log: Logger,
         draw: Callable[[], float] = random.random,
-        clock: Clock | None = None,
         routing: PolicyName = PolicyName.COST,
+        failure: FailureHandling | None = None,
     ) -> None:
+        failure = failure or FailureHandling()
+        clock = WallClock()  # the event loop's: links stamp with that
         self._log = log
-        self._clock = clock or WallClock()
+        self._clock = clock
+        self._metrics = failure.metrics
         self.fleet = Fleet(urls, secret, self, log)
-        self._picker = Picker(self.fleet, policy_named(routing), draw)
-        self._splitter = Splitter(self._submit, self._go_on, log)
-        self._parked: list[Parked] = []
-        self._is_stopping = False
+        self._survey = Survey(clock, draw)
+        self._picker = Picker(self._survey, policy_named(routing), draw)
+        self._mover = Mover(self.fleet, self._picker, clock, log, failure.metrics)
+        self._splitter = Splitter(self._mover.submit, self._go_on, log)
+        self._watch = Watch(self.fleet, failure.patience, clock)
+        self._budget = RetryBudget(clock)
+        self._ejections = Ejections(clock)
+        self._quarantine = Quarantine(clock)
 
     @property
     def num_parked(self) -> int:
         """Choices that wait for a replica."""
-        return sum(len(parked.choices) for parked in self._parked)
+        return self._mover.num_parked
 
     @property
     def num_split(self) -> int:
@@ -80,22 +91,25 @@ class Dispatcher:
         """Serve all links. Ends only when cancelled, and then every open answer has ended."""
         tasks = [
             asyncio.create_task(self.fleet.run(), name="fleet"),
-            asyncio.create_task(self._watch(), name="watch"),
+            asyncio.create_task(self._keep_watch(), name="watch"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._is_stopping = True  # before links are lost: nothing moves any more
+            self._mover.is_stopping = True  # before links are lost
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._end_parked(self._parked)
+            self._mover.end_parked()
         for result in results:  # one ended by itself: say why
             if isinstance(result, Exception):
                 raise result
 
     def start(self, generation: Generation) -> Answer:
-        """Send a generation to the best replica. Raises NoReplica where none serves its model."""
+        """Send a generation to the best replica. Raises NoReplica, Quarantined."""
+        if self._quarantine.holds(generation):
+            self._metrics.quarantined.labels("refused").inc()
+            raise Quarantined(_QUARANTINED)
         answer = Answer(generation)
         if generation.timeout_s is not None:
             answer.deadline_s = self._clock.now() + generation.timeout_s
@@ -103,145 +117,184 @@ class Dispatcher:
         if pick.prefill is not None:
             self._splitter.begin(answer, pick)
         else:
-            self._submit(pick, Attempt(answer, generation))
+            self._mover.submit(pick, Attempt(answer, generation))
+        self._budget.note_request()
+        self._ejections.note_sent(pick.link.url)
         return answer
 
     def link_is_up(self, link: WorkerLink) -> None:
         """A worker can be reached."""
-        self._unpark()
+        self._survey.link_is_up(link)
+        self._look_at_failures()
+        self._mover.unpark()
 
     def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
         """A worker was lost: what it had goes on elsewhere."""
-        cause = Cause.DRAIN if was_draining else Cause.DEATH
-        for attempt in lost:
-            choices = attempt.open_choices
-            attempt.take_away(choices)
-            self._move(attempt.answer, choices, cause)
+        self._survey.link_is_down(link)
+        failures = [Failure(attempt, Terminal.LOST, None, attempt.open_choices) for attempt in lost]
+        for failure in failures:
+            failure.attempt.take_away(failure.choices)
+        self._carry_on(link, failures, Cause.DRAIN if was_draining else Cause.DEATH)
 
     def attempts_failed(self, link: WorkerLink, failures: Sequence[Failure]) -> None:
-        """A worker gives answers back."""
-        for failure in failures:
-            answer = failure.attempt.answer
-            if failure.finish is Terminal.ERROR:
-                for choice in failure.choices:
-                    answer.end(Terminal.ERROR, choice, failure.error)
-            else:
-                cause = Cause.DRAIN if link.load.draining else Cause.DEATH
-                self._move(answer, failure.choices, cause)
+        """A worker gives answers back, all that one frame named."""
+        errors = [failure for failure in failures if failure.finish is Terminal.ERROR]
+        dead = [failure for failure in failures if failure.finish is Terminal.LOST]
+        back = [f for f in failures if f.finish not in (Terminal.ERROR, Terminal.LOST)]
+        if errors:
+            self._note_failure(link)
+        for failure in errors:
+            self._retry_error(link, failure)
+        self._carry_on(link, dead, Cause.DRAIN if link.load.draining else Cause.DEATH)
+        self._carry_on(link, back, Cause.DRAIN)
 
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
         """A worker says what has become of its blocks."""
+        self._survey.take_blocks(link, blocks)
 
-    def _move(self, answer: Answer, choices: Sequence[int], cause: Cause) -> None:
-        """Carry these choices on at another worker, now or, parked, in a moment."""
-        choices = [choice for choice in choices if not self._is_cared_for(answer, choice)]
-        if not choices:
-            return
-        if answer.generation.is_prefill_only:  # the answer it is for goes on without it
-            _end(answer, choices, Terminal.LOST)
-            return
-        if self._is_stopping or not answer.may_move(MAX_VAIN_MOVES):
-            _end(answer, choices, Terminal.LOST)
-            return
-        left = self._place(answer, choices, cause)
-        if left:
-            self._park(Parked(answer, left, cause, self._clock.now() + PARKED_S))
+    def load_changed(self, link: WorkerLink) -> None:
+        """A worker has more to do, or less, or may get no more."""
+        self._survey.load_changed(link)
 
-    def _is_cared_for(self, answer: Answer, choice: int) -> bool:
-        """It has ended, ends here, or is being computed by another attempt."""
-        if len(answer.received[choice]) >= answer.generation.sampling.max_tokens:
-            answer.end(Terminal.LENGTH, choice)  # only its end was lost
-        return not answer.is_open(choice) or any(attempt.has(choice) for attempt in answer.attempts)
+    def _carry_on(self, link: WorkerLink, lost: Sequence[Failure], cause: Cause) -> None:
+        """Move what was lost together: first those who had spoken, then the suspects."""
+        if not lost:
+            return
+        if cause is Cause.DEATH:
+            self._note_failure(link)
+            self._accuse([f.attempt.answer for f in lost if not f.attempt.has_spoken])
+        for failure in sorted(lost, key=lambda failure: not failure.attempt.has_spoken):
+            self._mover.move(failure.attempt.answer, failure.choices, cause)
 
-    def _place(self, answer: Answer, choices: Sequence[int], cause: Cause) -> list[int]:
-        """Send these choices to replicas; those that nobody takes now are returned."""
-        left_s = None if answer.deadline_s is None else answer.deadline_s - self._clock.now()
-        if left_s is not None and left_s <= 0:
-            _end(answer, choices, Terminal.DEADLINE)
-            return []
-        if not any(link.takes_work and may_take(answer, link.info) for link in self.fleet.links):
-            return list(choices)  # before anything is copied
-        left: list[int] = []
-        parts = continuations(answer.generation, answer.received, choices, answer.num_moves + 1, left_s)
-        for part in parts:
-            pick = self._pick(answer, part)
-            if pick is None:
-                left += part.choices
-            else:
-                self._submit(pick, Attempt(answer, part))
-        num_moved = len(choices) - len(left)
-        if num_moved:
-            answer.note_move()
-            self._log.info(
-                "answer.moved",
-                generation=answer.generation.id,
-                reason=cause.value,
-                num_choices=num_moved,
-                num_received=answer.num_received,
-            )
-        return left
+    def _accuse(self, suspects: Sequence[Answer]) -> None:
+        """A worker died under these before they spoke; end the one that is known to have killed it."""
+        suspects = list({id(answer): answer for answer in suspects if not answer.is_finished}.values())
+        killer = culprit(suspects)
+        for answer in suspects:
+            answer.num_suspicions += 1
+        if killer is None:
+            return
+        self._quarantine.add(killer.generation)
+        self._metrics.quarantined.labels("found").inc()
+        self._log.error("request.quarantined", generation=killer.generation.id)
+        killer.abort(finish=Terminal.REFUSED, error=f"{Quarantined.code}: {_QUARANTINED}")
+
+    def _retry_error(self, link: WorkerLink, failure: Failure) -> None:
+        """A step failed: once more, elsewhere, if the budget allows; else its words are the end."""
+        answer, choices = failure.attempt.answer, failure.choices
+        left = choices
+        may_move = answer.may_move(1) and not answer.generation.is_prefill_only
+        if may_move and self._mover.has_other(answer, link) and self._pay(Cause.ERROR):
+            left = self._mover.try_elsewhere(answer, choices, Cause.ERROR, link)
+        for choice in left:
+            answer.end(Terminal.ERROR, choice, failure.error)
 
     def _go_on(self, answer: Answer, pick: Pick, outcome: Outcome) -> None:
         """An answer's prompt was computed elsewhere, or was not and will be where it goes."""
-        choices = list(answer.generation.choices)
-        if outcome is Outcome.COMPUTED and pick.link.takes_work and not self._is_stopping:
+        if outcome is Outcome.COMPUTED and pick.link.takes_work and not self._mover.is_stopping:
             left_s = None if answer.deadline_s is None else answer.deadline_s - self._clock.now()
             generation = msgspec.structs.replace(answer.generation, timeout_s=left_s)
-            self._submit(pick, Attempt(answer, generation))
+            self._mover.submit(pick, Attempt(answer, generation))
         else:
-            self._move(answer, choices, Cause.UNSPLIT)
+            self._mover.move(answer, list(answer.generation.choices), Cause.UNSPLIT)
 
-    def _submit(self, pick: Pick, attempt: Attempt) -> None:
-        attempt.sent_s = self._clock.now()
-        attempt.answer.route = pick.route
-        try:
-            pick.link.submit(attempt, pick.num_uncached)
-        except (NoReplica, BadRequest):
-            attempt.take_away(attempt.open_choices)
-            raise
-
-    def _pick(
-        self, answer: Answer, generation: Generation, avoid: Collection[WorkerLink] = ()
-    ) -> Pick | None:
-        """The best replica that may carry this on; none of `avoid`."""
-        barred = {*avoid, *(link for link in self.fleet.links if not may_take(answer, link.info))}
-        try:
-            pick = self._picker.pick(generation, barred)
-        except NoReplica:
-            return None
-        return None if pick.link in barred else pick
-
-    def _park(self, parked: Parked) -> None:
-        if self.num_parked + len(parked.choices) > MAX_PARKED:
-            self._end_parked([parked])
-        else:
-            self._parked.append(parked)
-
-    def _unpark(self) -> None:
-        """Try again for all that is parked; end what waited too long."""
-        waiting, self._parked = self._parked, []
-        now = self._clock.now()
-        for parked in waiting:
-            choices = [choice for choice in parked.choices if parked.answer.is_open(choice)]
-            left = self._place(parked.answer, choices, parked.cause) if choices else []
-            if left:
-                again = replace(parked, choices=left)
-                if parked.until_s <= now:
-                    self._end_parked([again])
-                else:
-                    self._parked.append(again)
-
-    def _end_parked(self, parked: Sequence[Parked]) -> None:
-        for each in parked:
-            _end(each.answer, each.choices, Terminal.LOST)
-
-    async def _watch(self) -> None:
+    async def _keep_watch(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
-            if self._parked:
-                self._unpark()
+            await asyncio.sleep(TICK_S)
+            found = self._watch.tick()
+            for link in found.recovered:
+                link.is_suspect = False
+                self._survey.load_changed(link)
+                self._log.info("link.recovered", worker=link.url)
+            for link in found.suspects:
+                self._leave_silent(link)
+            for link, attempt, cause in found.overdue:
+                self._leave_overdue(link, attempt, cause)
+            for link, attempt in found.slow:
+                self._hedge(link, attempt)
+            self._look_at_failures()
+            if self._mover.num_parked:
+                self._mover.unpark()
 
+    def _leave_silent(self, link: WorkerLink) -> None:
+        """A worker is silent while others speak: its answers go on there, as many as the budget allows.
 
-def _end(answer: Answer, choices: Sequence[int], finish: Terminal) -> None:
-    for choice in choices:
-        answer.end(finish, choice)
+        The first such move of an answer is free: one fault, one move. Those that stay wait for the worker,
+        or for its link to be lost.
+        """
+        link.is_suspect = True
+        self._survey.load_changed(link)
+        self._metrics.stalls.inc()
+        self._note_failure(link)
+        self._log.warning("link.silent", worker=link.url, num_answers=link.num_open_answers)
+        for attempt in link.attempts:
+            answer = attempt.answer
+            if not self._mover.has_other(answer, link):
+                continue
+            if answer.num_stalls and not self._pay(Cause.STALL):
+                continue
+            answer.num_stalls += 1
+            self._leave(attempt, Cause.STALL)
+
+    def _leave_overdue(self, link: WorkerLink, attempt: Attempt, cause: Cause) -> None:
+        """Nothing came of it for too long."""
+        self._note_failure(link)
+        answer = attempt.answer
+        if answer.may_move(1) and self._mover.has_other(answer, link) and self._pay(cause):
+            choices = attempt.open_choices
+            attempt.drop()
+            for choice in self._mover.try_elsewhere(answer, choices, cause, link):
+                answer.end(Terminal.DEADLINE, choice)
+        else:
+            for choice in attempt.open_choices:
+                answer.abort(choice, Terminal.DEADLINE)
+
+    def _leave(self, attempt: Attempt, cause: Cause) -> None:
+        choices = attempt.open_choices
+        attempt.drop()
+        self._mover.move(attempt.answer, choices, cause)
+
+    def _hedge(self, link: WorkerLink, attempt: Attempt) -> None:
+        """Its first token is slow: compute it at another worker too; who speaks first goes on alone."""
+        attempt.may_hedge = False
+        answer = attempt.answer
+        generation = msgspec.structs.replace(attempt.generation, id=f"{attempt.generation.id}~h")
+        pick = self._mover.pick(answer, generation, (link,))
+        if pick is None or not self._pay(Cause.HEDGE):
+            return
+        rival = Attempt(answer, generation)
+        rival.may_hedge = False
+        try:
+            self._mover.submit(pick, rival)
+        except AntiphonError:
+            return  # the first one goes on
+        attempt.rival, rival.rival = rival, attempt
+        self._metrics.moves.labels(Cause.HEDGE.value).inc(rival.num_open_choices)
+        self._log.info("answer.hedged", generation=answer.generation.id, route=pick.route)
+
+    def _pay(self, cause: Cause) -> bool:
+        if self._budget.take():
+            return True
+        self._metrics.refused_moves.labels(cause.value).inc()
+        return False
+
+    def _note_failure(self, link: WorkerLink) -> None:
+        if self._ejections.note_failure(link.url, link.num_completed):
+            self._metrics.ejections.inc()
+            self._log.warning("worker.ejected", worker=link.url)
+        self._look_at_failures()
+
+    def _look_at_failures(self) -> None:
+        """Bar the links whose workers are ejected now, model by model; never more than half of them."""
+        if not self._ejections:
+            return
+        models: dict[str, list[WorkerLink]] = {}
+        for link in self.fleet.links:
+            if link.info is not None:
+                models.setdefault(link.info.model, []).append(link)
+        for links in models.values():
+            barred = self._ejections.barred([(link.url, link.num_completed) for link in links])
+            for link in links:
+                if link.is_barred != (link.url in barred):
+                    link.is_barred = not link.is_barred
+                    self._survey.load_changed(link)

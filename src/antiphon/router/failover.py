@@ -22,6 +22,11 @@ class Cause(enum.StrEnum):
 
     DEATH = "death"  # its worker died, or its link
     DRAIN = "drain"  # its worker stops and could not finish it
+    STALL = "stall"  # its worker is silent while others speak
+    ERROR = "error"  # the step that computed it failed
+    FIRST_TOKEN = "first_token"  # its first token is overdue
+    TOKEN = "token"  # the next one is
+    HEDGE = "hedge"  # its first token is slow: computed twice, the first one wins
     UNSPLIT = "unsplit"  # its prompt was to be computed elsewhere and was not, or its worker is gone since
 
 

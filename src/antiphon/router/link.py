@@ -26,7 +26,6 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from antiphon.core.errors import BadRequest, NoReplica
 from antiphon.core.generation import Load, StepOutput, Terminal, WorkerInfo
 from antiphon.core.wire import (
-    HEARTBEAT_S,
     MAX_FRAME_BYTES,
     PROTOCOL,
     Abort,
@@ -44,7 +43,7 @@ from antiphon.router.answer import ProtocolFault
 from antiphon.router.attempt import Attempt
 from antiphon.router.policy import ReplicaState
 
-LOST_AFTER_S = 3 * HEARTBEAT_S
+LOST_AFTER_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 0.5
@@ -54,6 +53,7 @@ MAX_OUTBOX = 1024  # messages the worker has not taken yet; past that it gets no
 
 _TURNED_AWAY = f"{NoReplica.code}:"
 _FAILURES = frozenset({Terminal.LOST, Terminal.ERROR, Terminal.ABORTED, Terminal.REFUSED})
+_GOOD_ENDS = frozenset({Terminal.STOP, Terminal.LENGTH, Terminal.TOOL_CALLS, Terminal.CONTENT_FILTER})
 _NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -91,6 +91,10 @@ class LinkListener(Protocol):
         """The worker says, in one frame, that it will not finish these. The link holds them no more."""
         ...
 
+    def load_changed(self, link: WorkerLink) -> None:
+        """It reported, was sent work, or may be sent none any more."""
+        ...
+
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
         """The worker says what has become of the blocks it holds."""
         ...
@@ -99,12 +103,19 @@ class LinkListener(Protocol):
 class WorkerLink:
     """A worker as this gateway sees it. `run()` keeps it connected until cancelled."""
 
-    def __init__(self, url: str, secret: str, listener: LinkListener, log: Logger) -> None:
+    def __init__(self, url: str, secret: str, listener: LinkListener, log: Logger, replica: int = 0) -> None:
+        """`replica` is its number among the links of a gateway."""
+        self.replica = replica
         self.url = link_url(url)
         self.info: WorkerInfo | None = None  # None: down
         self.life = 0  # of the worker; 0: it did not say
         self.load = _NO_LOAD
+        self.heard_s = 0.0  # when it spoke last, by the loop's clock
+        self.num_completed = 0  # answers it brought to a good end
         self.is_leaving = False  # it was taken off the list: no new work
+        self.is_suspect = False  # it is silent: no new work
+        self.is_barred = False  # its answers fail: no new work
+        self._is_dying = False  # its engine is dead, and it will follow
         self._secret = secret
         self._listener = listener
         self._log = log.bind(worker=self.url)
@@ -121,8 +132,10 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        is_open = not self.load.draining and not self.is_leaving
-        return self.info is not None and is_open and len(self._outbox) < MAX_OUTBOX
+        is_closed = self.load.draining or self.is_leaving or self._is_dying
+        is_doubtful = self.is_suspect or self.is_barred
+        is_open = self.info is not None and not is_closed and not is_doubtful
+        return is_open and len(self._outbox) < MAX_OUTBOX
 
     @property
     def num_open_answers(self) -> int:
@@ -138,13 +151,13 @@ class WorkerLink:
         """What people call it."""
         return self.url if self.info is None else self.info.worker
 
-    def state(self, replica: int) -> ReplicaState:
-        """What the choice between replicas needs to know of this one, which it calls `replica`."""
+    def state(self) -> ReplicaState:
+        """What the choice between replicas needs to know of this one."""
         info, load = self.info, self.load
         # A report may have left before what was sent last came in: what has not answered is still to do.
         pending = sum(attempt.num_tokens for attempt in self._attempts.values() if not attempt.has_spoken)
         return ReplicaState(
-            replica=replica,
+            replica=self.replica,
             running=load.running,
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
@@ -155,6 +168,7 @@ class WorkerLink:
             num_blocks=0 if info is None else info.num_blocks,
             max_sequences=0 if info is None else info.max_sequences,
             rates=load.rates,
+            cached_blocks=load.cached_blocks,
         )
 
     def submit(self, attempt: Attempt, num_tokens: int = 0) -> None:
@@ -172,6 +186,7 @@ class WorkerLink:
         self._num_dispatched += attempt.num_open_choices
         self._dispatched_tokens += num_tokens
         attempt.num_tokens = num_tokens
+        self._listener.load_changed(self)
         self._send(message)
 
     def resync(self) -> None:
@@ -220,10 +235,14 @@ class WorkerLink:
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(LOST_AFTER_S) as silence:
-                self._greet(_decode(await socket.recv()))
+                message = _decode(await socket.recv())
+                self.heard_s = loop.time()
+                self._greet(message)
                 while not writer.done():
-                    silence.reschedule(loop.time() + LOST_AFTER_S)
-                    self._take(_decode(await socket.recv()))
+                    silence.reschedule(self.heard_s + LOST_AFTER_S)
+                    message = _decode(await socket.recv())
+                    self.heard_s = loop.time()
+                    self._take(message)
         finally:
             self._lose_all()  # before anything that waits
             writer.cancel()
@@ -239,6 +258,7 @@ class WorkerLink:
         self.info = message.info
         self.life = message.life
         self._was_up = True
+        self.is_suspect = self._is_dying = False
         self._num_dispatched = self._dispatched_tokens = 0
         self._log.info("link.up", model=message.info.model, name=message.info.worker)
         self._listener.link_is_up(self)
@@ -261,10 +281,15 @@ class WorkerLink:
             if output.finish in _FAILURES and not _is_final(output):
                 self._note_failure(attempt, output, failures)
                 continue
+            attempt.heard_s = self.heard_s
             attempt.deliver(output)
-            if attempt.is_finished:
-                del attempts[output.generation]
+            if output.finish is not None:
+                self.num_completed += output.finish in _GOOD_ENDS
+                if attempt.is_finished:
+                    attempts.pop(output.generation, None)
+        self._listener.load_changed(self)
         if failures:
+            self._is_dying |= any(failure.finish is Terminal.LOST for failure in failures.values())
             self._listener.attempts_failed(self, list(failures.values()))
 
     def _note_failure(self, attempt: Attempt, output: StepOutput, failures: dict[str, Failure]) -> None:

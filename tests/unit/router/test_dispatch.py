@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.errors import NoReplica
 from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal
-from antiphon.router import dispatch as dispatch_module
+from antiphon.router import mover as mover_module
 from antiphon.router.answer import Answer, Reader
 from support.dispatchers import dispatcher
 from support.loopback import LoopbackWorker, Session, saying, silent, worker_info
@@ -108,17 +108,9 @@ async def test_other_refusals_do_not_move() -> None:
         assert await ends(made.start(make_generation())) == [Terminal.REFUSED]
 
 
-async def test_an_answer_that_brings_no_token_moves_three_times() -> None:
-    """A request that kills workers does not go round for ever."""
-    workers = [LoopbackWorker(dying_before) for _ in range(6)]
-    async with dispatcher(*workers) as made:
-        assert await ends(made.start(make_generation())) == [Terminal.LOST]
-        assert sum(worker.submits.qsize() for worker in workers) == 4
-
-
 async def test_an_answer_without_another_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nowhere to move to within its patience: lost."""
-    monkeypatch.setattr(dispatch_module, "PARKED_S", 0.1)
+    monkeypatch.setattr(mover_module, "PARKED_S", 0.1)
     worker = LoopbackWorker(dying_before)
     async with dispatcher(worker) as made:
         answer = made.start(make_generation())

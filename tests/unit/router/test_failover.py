@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
 from antiphon.engine.scripted import END_ID
-from antiphon.router import dispatch as dispatch_module
+from antiphon.router import mover as mover_module
 from antiphon.router.answer import Answer, Reader
 from antiphon.router.dispatch import Dispatcher
 from antiphon.router.failover import continuations
@@ -169,7 +169,7 @@ async def test_an_answer_that_lacks_only_its_end_ends() -> None:
 
 async def test_another_namespace_may_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights may differ: what has begun waits for one of its own, and ends as lost without."""
-    monkeypatch.setattr(dispatch_module, "PARKED_S", 0.2)
+    monkeypatch.setattr(mover_module, "PARKED_S", 0.2)
     first, other = (
         LoopbackWorker(computing(dies, 3)),
         LoopbackWorker(saying("x"), worker_info(namespace="other")),
@@ -207,7 +207,7 @@ async def test_a_parked_answer_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the bound an answer ends at once."""
-    monkeypatch.setattr(dispatch_module, "MAX_PARKED", 2)
+    monkeypatch.setattr(mover_module, "MAX_PARKED", 2)
     worker = LoopbackWorker(computing(dies, 3))
     async with dispatcher(worker) as made:
         answer = made.start(make_generation(3))
