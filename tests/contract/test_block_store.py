@@ -132,7 +132,8 @@ def test_touch_sets_the_time_to_live(store: BlockStore, prefix: str) -> None:
     """Longer or shorter, of several keys at once; keys that are not there are fine."""
     values = filled(store, prefix, [10, 10])
     short, kept = values
-    store.touch([(short, 1), (kept, 2 * TTL_MS), (f"{prefix}:none", 5)], PATIENCE_S)
+    found = store.touch([(short, 1), (kept, 2 * TTL_MS), (f"{prefix}:none", 5)], PATIENCE_S)
+    assert found == [True, True, False]
     assert any(store.get_run([short], PATIENCE_S).values == [None] for _ in range(100_000))
     assert store.get_run([kept], PATIENCE_S).values == [values[kept]]
 

@@ -14,7 +14,7 @@ import pytest
 
 from antiphon.cli import leash
 from support.kvserve import cached, chat, infos_of, num_stored, redis_of, until
-from support.redisserver import find_redis
+from support.redisserver import RedisServer, find_redis, redis_server
 from support.served import PATIENCE_S, serving, state_of_its_own
 
 pytestmark = pytest.mark.skipif(not leash.IS_SUPPORTED, reason="a Redis of our own is started on Linux only")
@@ -117,6 +117,44 @@ def test_killed_redis_costs_no_answer() -> None:
             return num_stored(served) > stored
 
         until(is_written_again, "the fresh Redis is not used")
+
+
+def test_what_an_emptied_redis_lost_is_written_again() -> None:
+    """Killed, and back empty, while a worker holds a conversation: later turns bring all of it back."""
+    said = [
+        {"role": "user", "content": "A sentence that fills a handful of blocks of sixteen bytes, at least."}
+    ]
+    options = ("--model", "scripted", "--port", "0", "--kv-host-mib", "0")
+    with redis_server() as server, state_of_its_own() as environ:
+        environ |= {"ANTIPHON_REDIS_URL": server.url}
+        with serving(*options, **environ) as served:
+            first = chat(served, said, model="scripted")
+            (info,) = infos_of(served)
+            num_blocks = first["usage"]["prompt_tokens"] // info.block_tokens
+            until(lambda: num_stored(served) >= num_blocks, "the prompt's blocks are not written")
+            written = keys_in(server)
+            server.kill()
+            other = [{"role": "user", "content": "Said while there is nobody who could write it down."}]
+            chat(served, other, model="scripted")
+            server.start()
+            said += [first["choices"][0]["message"], {"role": "user", "content": "And what now?"}]
+
+            def is_back() -> bool:
+                chat(served, said, model="scripted")
+                return written <= keys_in(server)
+
+            until(is_back, "the conversation is not written again")
+            second = chat(served, said, model="scripted")
+        with serving(*options, **environ) as served:
+            elsewhere = chat(served, said, model="scripted")
+            assert elsewhere["choices"] == second["choices"]
+            assert cached(elsewhere) >= num_blocks * info.block_tokens
+
+
+def keys_in(server: RedisServer) -> set[bytes]:
+    """All that lies in Redis."""
+    with server.client() as client:
+        return set(client.keys())
 
 
 def _create_key(environ: dict[str, str], tenant: str) -> str:

@@ -8,7 +8,7 @@ between cache and engine stands a gatekeeper that decides when deliveries arrive
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import VirtualClock, WallClock
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix
@@ -74,8 +75,8 @@ class SharedStore:
             self.keys.append(key)
         return is_new
 
-    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> None:
-        self.inner.touch(ttls_ms, timeout_s)
+    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> list[bool]:
+        return self.inner.touch(ttls_ms, timeout_s)
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         return self.inner.delete(keys, timeout_s)
@@ -123,6 +124,9 @@ class Gatekeeper:
         self.cache.keep(self.unwritten)
         self.unwritten.clear()
         assert self.cache.drain(20.0)
+
+    def take_lost(self) -> Collection[BlockHash]:
+        return self.cache.take_lost()
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         pass  # the machine's time stands still: every fetch is to pay

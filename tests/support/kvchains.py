@@ -15,6 +15,7 @@ from antiphon.kv.cache import Delivery, KvCache, KvCacheSettings
 from antiphon.kv.codec import BlockCodec
 from antiphon.kv.gate import GateSettings, Rates
 from antiphon.kv.hosttier import HostSettings
+from antiphon.kv.mackeys import MacKeys
 from antiphon.kv.memorystore import MemoryStore
 from antiphon.kv.store import BlockStore, FaultKind, Run, StoreFault
 from support.kvvalues import KEYS, NAMESPACE, SCOPE
@@ -135,10 +136,10 @@ class PuppetStore:
         self._raise(self.fault or self.write_fault)
         return self.inner.put(key, value, ttl_ms, timeout_s)
 
-    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> None:
+    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> list[bool]:
         self._enter(lambda: None)
         self._raise(self.fault or self.write_fault)
-        self.inner.touch(ttls_ms, timeout_s)
+        return self.inner.touch(ttls_ms, timeout_s)
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         self._enter(lambda: None)
@@ -190,6 +191,7 @@ def make_cache(
     host_bytes: int = 0,
     patience_s: float = 1.0,
     prefill_tokens_per_s: float = 100.0,
+    keys: MacKeys = KEYS,
     clock: Clock | None = None,
     tell: Callable[[str, str], None] | None = None,
 ) -> KvCache:
@@ -201,5 +203,5 @@ def make_cache(
         gate=GateSettings(patience_s=patience_s),
         rates=Rates(prefill_tokens_per_s=prefill_tokens_per_s),
     )
-    remote = None if store is None else (store, CODEC)
+    remote = None if store is None else (store, BlockCodec(NAMESPACE, keys))
     return KvCache(settings, remote, clock or WallClock(), tell or Tales())

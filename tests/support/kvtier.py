@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.generation import KvReport
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
 from antiphon.worker.kvbridge import Delivery
@@ -32,6 +33,7 @@ class PuppetTier:
     kept: list[tuple[KvBlock, bytes]] = field(default_factory=list)
     prefills: list[tuple[int, float]] = field(default_factory=list)
     imports: list[tuple[int, float]] = field(default_factory=list)
+    lost: list[BlockHash] = field(default_factory=list)  # to be told at the next chance
     is_writing: bool = False  # what was kept is not written before `written` is called
     waiting: list[Callable[[], None]] = field(default_factory=list)
     num_calls: int = 0
@@ -66,6 +68,11 @@ class PuppetTier:
         calls, self.waiting = self.waiting, []
         for call in calls:
             call()
+
+    def take_lost(self) -> Collection[BlockHash]:
+        self._enter("take_lost")
+        lost, self.lost = self.lost, []
+        return lost
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._enter("observe_prefill")

@@ -175,6 +175,10 @@ class Engine:
         """Blocks that are worth copying out now and were not returned before."""
         return self._handover.take_due()
 
+    def offer_anew(self, lost: Iterable[BlockHash]) -> None:
+        """Whoever these were exported to lost them: `exportable` may return them once more, when in use."""
+        self._handover.offer_anew(lost)
+
     def export(self, blocks: Items[KvBlock]) -> list[tuple[KvBlock, bytes]]:
         """The bytes of those blocks that are still here, in their order. Ask for all of a turn at once."""
         return self._handover.export(blocks)

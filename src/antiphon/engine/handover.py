@@ -1,9 +1,10 @@
 """KV blocks going in and out of an engine: taken over from elsewhere, offered for copying out.
 
 Owns which held blocks were offered. Invariants: a block is offered once while it is held, and never
-if it came from elsewhere, unless a generation that is there for its prompt's blocks only asks again;
-it is found under its hash only when all of it is here; what a running sequence uses is never given up
-for it. Of a chain only what follows the blocks here without a gap is taken in: anything else is a miss.
+if it came from elsewhere, unless a generation that is there for its prompt's blocks only asks again, or
+it is known to be lost there; it is found under its hash only when all of it is here; what a running
+sequence uses is never given up for it. Of a chain only what follows the blocks here without a gap is
+taken in: anything else is a miss.
 
 Payloads come verified (kv/codec.py); one that the runner refuses ends the chain like a miss. Who
 stores the bytes is not known here.
@@ -16,6 +17,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import KvBlock, Tier
 from antiphon.engine.blocks import BlockManager
 from antiphon.engine.counters import Counters
@@ -109,6 +111,12 @@ class Handover:
         numbers = self._blocks.find_prefix(sequence.hashes)
         for number, block_hash in zip(numbers, sequence.hashes, strict=False):
             if block_hash not in brought and number not in self._due:
+                self._offered.discard(number)
+
+    def offer_anew(self, lost: Iterable[BlockHash]) -> None:
+        """These are gone from where they were copied to: the next offer of their chains has them again."""
+        for number in (number for block_hash in lost for number in self._blocks.find_prefix([block_hash])):
+            if number not in self._due:
                 self._offered.discard(number)
 
     def forget(self, evicted: Items[int]) -> None:

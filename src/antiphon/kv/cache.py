@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.generation import KvReport
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
@@ -138,11 +139,15 @@ class KvCache:
             self._remote.writer.offer(blocks)
 
     def when_written(self, call: Callable[[], None]) -> None:
-        """Call this once all that was kept is in the store, or that fails. It must neither block nor raise."""
+        """Call this when all that was kept is in the store, or that fails. It must not block or raise."""
         if self._remote is None:
             call()
         else:
             self._remote.writer.when_written(call)
+
+    def take_lost(self) -> Collection[BlockHash]:
+        """Blocks in use that the store turned out to have lost since the last call: `keep` may add them."""
+        return () if self._remote is None else self._remote.take_lost()
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Prompt tokens that were computed within so many seconds of the engine's time."""

@@ -53,13 +53,14 @@ class MemoryStore:
             self._num_bytes += len(value)
             return True
 
-    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> None:
+    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> list[bool]:
         with self._lock:
             self._check_open()
             self._expire()
             for key, ttl_ms in ttls_ms:
                 if key in self._values:
                     self._ends_s[key] = self._clock.now() + ttl_ms / 1000
+            return [key in self._values for key, _ in ttls_ms]
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         with self._lock:

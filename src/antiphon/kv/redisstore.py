@@ -52,8 +52,9 @@ class RedisStore:
             return reply is not None
         raise resp.unexpected(reply, "OK")
 
-    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> None:
-        self._calls.run([(b"PEXPIRE", key.encode(), b"%d" % ttl_ms) for key, ttl_ms in ttls_ms], timeout_s)
+    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> list[bool]:
+        commands = [(b"PEXPIRE", key.encode(), b"%d" % ttl_ms) for key, ttl_ms in ttls_ms]
+        return [reply == 1 for reply in self._calls.run(commands, timeout_s)]
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         replies = self._calls.run([(b"UNLINK", key.encode()) for key in keys], timeout_s)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.kvblock import KvBlock, Tier
 from antiphon.kv.alarm import Alarm
@@ -31,6 +32,7 @@ from antiphon.kv.writer import Writer, WriterParts, WriterSettings
 # Reads must be noticed to work again within 2 s, even where the store had refused them.
 _READS = BreakerSettings(max_retry_s=0.5)
 _WRITES = BreakerSettings()
+_MOST_LOST = 65536  # hashes that wait to be taken; beyond it blocks are computed again, not written again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,22 @@ class Remote:
     ) -> None:
         self._parts = parts
         self._bad_values: Counter[BadValueReason] = Counter()
-        self._bad_lock = threading.Lock()
+        self._lost: set[BlockHash] = set()
+        self._news_lock = threading.Lock()  # of both
         self._is_closing = False
         jitter = random.random
         self._reads, self._writes = Breaker(_READS, jitter), Breaker(_WRITES, jitter)
         self.writer = Writer(
-            WriterParts(parts.store, parts.codec, self._writes, ttl, parts.clock, self._stored, self.failed),
+            WriterParts(
+                parts.store,
+                parts.codec,
+                self._writes,
+                ttl,
+                parts.clock,
+                self._stored,
+                self._note_lost,
+                self.failed,
+            ),
             write,
         )
         self.fetcher = Fetcher(
@@ -90,9 +102,12 @@ class Remote:
         self._parts.directory.record(Change.REMOVED, Tier.STORE, [blocks[0].hash])  # more is not known
 
     def spoiled(self, block: KvBlock, reason: BadValueReason) -> None:
-        with self._bad_lock:
+        with self._news_lock:
             self._bad_values[reason] += 1
-        self.writer.spoil(block)
+        if reason is BadValueReason.KEY:
+            self.writer.leave(block)
+        else:
+            self.writer.spoil(block)
         self._parts.alarm.ring("bad_value", f"{reason.value} of {self._parts.codec.key(block)}")
 
     def failed(self, fault: StoreFault) -> None:
@@ -102,10 +117,23 @@ class Remote:
     def _stored(self, block: KvBlock) -> None:
         self._parts.directory.record(Change.STORED, Tier.STORE, [block.hash])
 
+    def _note_lost(self, blocks: Sequence[KvBlock]) -> None:
+        hashes = [block.hash for block in blocks]
+        self._parts.directory.record(Change.REMOVED, Tier.STORE, hashes)
+        with self._news_lock:
+            if len(self._lost) < _MOST_LOST:
+                self._lost.update(hashes)
+
+    def take_lost(self) -> Collection[BlockHash]:
+        """Blocks in use that turned out to be gone from the store since the last call."""
+        with self._news_lock:
+            lost, self._lost = self._lost, set()
+        return lost
+
     def stats(self) -> StoreStats:
         """How it stands."""
         read, written = self.fetcher.counts(), self.writer.counts()
-        with self._bad_lock:
+        with self._news_lock:
             bad_values = dict(self._bad_values)
         return StoreStats(
             num_asked=read.num_asked,

@@ -63,8 +63,8 @@ class BlockStore(Protocol):
         """Store unless it is there; True if stored. Raises StoreFault."""
         ...
 
-    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> None:
-        """Let these keys live so much longer from now; missing ones are fine. Raises StoreFault."""
+    def touch(self, ttls_ms: Sequence[tuple[str, int]], timeout_s: float) -> list[bool]:
+        """Let these keys live so much longer from now. Whether each is there. Raises StoreFault."""
         ...
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:

@@ -7,8 +7,10 @@ what is stored behind them would be worthless. Blocks are encoded (copied and au
 on the engine's thread.
 
 Also here, because they are writes too: TTLs of blocks that were used slide, each at most once per
-`touch_every_s`; bad values are deleted. A breaker of its own rests a store that refuses writes, while
-reads go on.
+`touch_every_s`; bad values are deleted. A slide tells what the store lost (evicted, restarted, flushed):
+that may be written again. What another key signed is left alone: it is of use to who has that key, and
+ends by its TTL, which is not slid here. A breaker of its own rests a store that refuses writes, while reads
+go on.
 """
 
 from __future__ import annotations
@@ -79,10 +81,15 @@ class _Memory:
     def drop(self, block_hash: BlockHash) -> None:
         self._done_s.pop(block_hash, None)
 
+    def clear(self) -> None:
+        self._done_s.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class WriterParts:
-    """What a writer works with. `stored` is told of each block that is in the store now."""
+    """What a writer works with. `stored` is told of each block that is in the store now, `lost` of those
+    in use that are not, though they were thought to be.
+    """
 
     store: BlockStore
     codec: BlockCodec
@@ -90,11 +97,12 @@ class WriterParts:
     ttl: TtlPolicy
     clock: Clock
     stored: Callable[[KvBlock], None]
+    lost: Callable[[Sequence[KvBlock]], None]
     failed: Callable[[StoreFault], None]
 
 
 class Writer:
-    """`offer`, `touch`, `spoil` and `forget` from any thread; `close` once."""
+    """`offer`, `touch`, `spoil`, `leave` and `forget` from any thread; `close` once."""
 
     def __init__(self, parts: WriterParts, settings: WriterSettings) -> None:
         self._parts = parts
@@ -106,6 +114,7 @@ class Writer:
         self._spoiled: dict[BlockHash, KvBlock] = {}
         self._written = _Memory(settings.most_remembered, settings.written_s)
         self._touched = _Memory(settings.most_remembered, settings.touch_every_s)
+        self._foreign = _Memory(settings.most_remembered, parts.ttl.first_s)
         self._num_queued = 0  # blocks ever taken in
         self._num_settled = 0  # of those: written or given up
         self._waiting: list[tuple[int, Callable[[], None]]] = []  # by what `_num_settled` has to be
@@ -155,7 +164,8 @@ class Writer:
         now = self._parts.clock.now()
         with self._news:
             for block in blocks:
-                if len(self._touches) < _MOST_COMMANDS and not self._touched.holds(block.hash, now):
+                is_settled = self._touched.holds(block.hash, now) or self._foreign.holds(block.hash, now)
+                if len(self._touches) < _MOST_COMMANDS and not is_settled:
                     self._touched.add(block.hash, now)
                     self._touches[block.hash] = block
             if self._touches:
@@ -168,6 +178,13 @@ class Writer:
             if len(self._spoiled) < _MOST_COMMANDS:
                 self._spoiled[block.hash] = block
             self._news.notify_all()
+
+    def leave(self, block: KvBlock) -> None:
+        """What lies under this block's key was signed with a key that is not ours."""
+        now = self._parts.clock.now()
+        with self._news:
+            self._foreign.add(block.hash, now)
+            self._touches.pop(block.hash, None)
 
     def forget(self, blocks: Sequence[KvBlock]) -> None:
         """The store may not have these any more: write them again when they are offered."""
@@ -215,6 +232,8 @@ class Writer:
             else:
                 is_well = True
                 with self._news:
+                    if not self._parts.breaker.is_closed:
+                        self._touched.clear()  # it was away: whatever is used next, look whether it is there
                     self._parts.breaker.succeed()
             with self._news:
                 self._is_busy = False
@@ -290,18 +309,24 @@ class Writer:
         self._written.add(block.hash, now)
         if num_bytes:
             self._touched.add(block.hash, now)
+            self._foreign.drop(block.hash)
             self._counts.num_stored += 1
             self._counts.num_bytes += num_bytes
         else:
             self._counts.num_existing += 1
-            self._touches[block.hash] = block  # another's, and as old as it is
+            if not self._foreign.holds(block.hash, now):
+                self._touches[block.hash] = block  # another's, and as old as it is
 
     def _slide(self, blocks: Sequence[KvBlock]) -> None:
         parts = self._parts
         ttls = [(parts.codec.key(block), parts.ttl.ttl_ms(block.index, block.hash)) for block in blocks]
-        parts.store.touch(ttls, self._settings.timeout_s)
+        are_there = parts.store.touch(ttls, self._settings.timeout_s)
+        lost = [block for block, is_there in zip(blocks, are_there, strict=True) if not is_there]
         with self._news:
-            self._counts.num_touched += len(blocks)
+            self._counts.num_touched += len(blocks) - len(lost)
+        if lost:
+            self.forget(lost)
+            parts.lost(lost)
 
     def _delete(self, blocks: Sequence[KvBlock]) -> None:
         keys = [self._parts.codec.key(block) for block in blocks]

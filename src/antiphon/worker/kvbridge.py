@@ -11,9 +11,10 @@ for them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
+from antiphon.core.blockhash import BlockHash
 from antiphon.core.generation import Generation, KvReport, StepOutput, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
 from antiphon.engine.engine import Engine
@@ -61,6 +62,10 @@ class KvTier(Protocol):
 
     def when_written(self, call: Callable[[], None]) -> None:
         """Call this, here or on another thread, when others can find what was kept, or that has failed."""
+        ...
+
+    def take_lost(self) -> Collection[BlockHash]:
+        """Blocks in use that were kept once and turned out to be gone since the last call."""
         ...
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
@@ -164,6 +169,9 @@ class KvBridge:
             tier.observe_import(step.num_imported_blocks, step.import_s)
 
     def _copy_out(self, engine: Engine, tier: KvTier) -> None:
+        lost = tier.take_lost()
+        if lost:
+            engine.offer_anew(lost)
         wanted = [block for block in engine.exportable() if tier.wants(block)]
         if wanted:
             tier.keep(engine.export(wanted))

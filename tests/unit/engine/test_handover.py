@@ -448,3 +448,33 @@ def test_what_was_brought_is_accounted_for_once(make_generation: Make, saved: Ar
     run(engine)
     assert engine.counters.placed_blocks == engine.counters.imported_blocks == 4
     assert engine.counters.import_s == 4 * 0.25 + 4 * 1.0
+
+
+def test_what_was_lost_elsewhere_is_due_with_its_chains_next_offer(
+    make_generation: Make, saved: Arrivals
+) -> None:
+    """Computed here or brought: not by itself, only when it is in use; hashes that are not here are fine."""
+    engine = engine_with()
+    held(engine, make_generation, max_tokens=1)
+    engine.supply("g", saved[:2], FETCHED)
+    run(engine)
+    assert [block.index for block in engine.exportable()] == [2, 3]
+    engine.offer_anew([saved[0][0].hash, saved[3][0].hash, b"\0" * 32])
+    engine.check()
+    assert engine.exportable() == []
+    engine.add(make_generation("again", PROMPT, max_tokens=1))
+    run(engine)
+    assert [block.index for block in engine.exportable()] == [0, 3]
+    assert engine.exportable() == []
+
+
+def test_what_is_due_anyhow_is_due_once(make_generation: Make, saved: Arrivals) -> None:
+    """Lost before it was even copied out: nothing changes."""
+    engine = engine_with()
+    engine.add(make_generation("g", PROMPT, max_tokens=1))
+    run(engine)
+    engine.offer_anew([block.hash for block, _, _ in saved])
+    engine.check()
+    engine.add(make_generation("again", PROMPT, max_tokens=1))
+    run(engine)
+    assert [block.index for block in engine.exportable()] == [0, 1, 2, 3]

@@ -10,6 +10,7 @@ from antiphon.core.kvblock import Tier
 from antiphon.kv.cache import Delivery, KvCache
 from antiphon.kv.codec import BadValueReason
 from antiphon.kv.events import Change
+from antiphon.kv.mackeys import MacKey, MacKeys
 from antiphon.kv.store import FaultKind
 from support.kvchains import (
     BLOCK_BYTES,
@@ -24,9 +25,10 @@ from support.kvchains import (
     prefix_of,
     with_payloads,
 )
-from support.kvvalues import OTHER_SCOPE
+from support.kvvalues import KEYS, OTHER_SCOPE
 
 MIB = 2**20
+ROTATED = MacKeys(MacKey.of(b"n" * 32), previous=KEYS.current)
 
 
 @pytest.fixture
@@ -202,6 +204,46 @@ def test_bad_values_are_deleted_and_counted(store: PuppetStore) -> None:
     assert cache.drain(PATIENCE_S)
     assert tiers(asked(cache, blocks)) == [Tier.STORE] * 3
     cache.close()
+
+
+def test_values_of_an_unknown_key_are_misses_and_stay(store: PuppetStore) -> None:
+    """A worker that has not heard of a rotation yet computes what others signed anew, and breaks nothing."""
+    young, old = make_cache(store, keys=ROTATED), make_cache(store)
+    blocks = chain(3)
+    young.keep(with_payloads(blocks))
+    assert young.drain(PATIENCE_S)
+    assert asked(old, blocks).report.num_computed == 3
+    old.keep(with_payloads(blocks))
+    assert old.drain(PATIENCE_S)
+    stats = old.stats().store
+    assert stats is not None
+    assert stats.bad_values == {BadValueReason.KEY: 1}
+    assert (stats.num_deleted, stats.num_stored) == (0, 0)
+    assert tiers(asked(young, blocks)) == [Tier.STORE] * 3
+    later = chain(3, start=1000)
+    old.keep(with_payloads(later))
+    assert old.drain(PATIENCE_S)
+    assert tiers(asked(young, later)) == [Tier.STORE] * 3, "what the old key signed is still believed"
+    young.close()
+    old.close()
+
+
+def test_a_wrong_mac_under_a_known_key_is_deleted_by_whoever_meets_it(store: PuppetStore) -> None:
+    """Also where it claims the key of before: a forger may name any key."""
+    old, young = make_cache(store), make_cache(store, keys=ROTATED)
+    blocks = chain(1)
+    old.keep(with_payloads(blocks))
+    assert old.drain(PATIENCE_S)
+    key = CODEC.key(blocks[0])
+    (value,) = store.inner.get_run([key], 1.0).values
+    assert value is not None
+    store.inner.delete([key], 1.0)
+    store.inner.put(key, value[:-1] + bytes([value[-1] ^ 1]), 10**6, 1.0)
+    assert asked(young, blocks).blocks == []
+    assert young.drain(PATIENCE_S)
+    assert store.inner.get_run([key], 1.0).values == [None]
+    old.close()
+    young.close()
 
 
 def test_what_the_store_lost_is_written_again(caches: list[KvCache], store: PuppetStore) -> None:

@@ -28,10 +28,18 @@ class Desk:
         self.store = PuppetStore(MemoryStore(self.clock, 2**20))
         self.breaker = Breaker(BreakerSettings(), random.Random(1).random)
         self.stored: list[KvBlock] = []
+        self.lost: list[KvBlock] = []
         self.faults: list[StoreFault] = []
         self.told: Callable[[], None] = lambda: None
         parts = WriterParts(
-            self.store, CODEC, self.breaker, TtlPolicy(), self.clock, self.stored.append, self._failed
+            self.store,
+            CODEC,
+            self.breaker,
+            TtlPolicy(),
+            self.clock,
+            self.stored.append,
+            self.lost.extend,
+            self._failed,
         )
         self.writer = Writer(parts, settings)
 
@@ -168,6 +176,59 @@ def test_touched_blocks_outlive_their_first_ttl(desk: Desk) -> None:
     assert desk.values(blocks)[0] is not None
 
 
+def test_a_slide_tells_what_the_store_lost(desk: Desk) -> None:
+    """It is told, may be written again, and does not count as slid."""
+    blocks = chain(4)
+    desk.put(blocks)
+    desk.store.inner.delete([CODEC.key(block) for block in blocks[2:]], 1.0)
+    desk.clock.advance(SETTINGS.touch_every_s)
+    desk.writer.touch(blocks)
+    desk.drained()
+    assert desk.lost == blocks[2:]
+    assert desk.writer.counts().num_touched == 2
+    assert [desk.writer.wants(block, BLOCK_BYTES) for block in blocks] == [False, False, True, True]
+    desk.put(blocks)
+    assert desk.writer.counts().num_stored == 6
+
+
+def test_after_an_outage_use_looks_whether_blocks_are_there(desk: Desk) -> None:
+    """However lately they were written: it may have come back empty."""
+    blocks = chain(2)
+    desk.put(blocks)
+    desk.store.write_fault = FaultKind.OUT_OF_MEMORY
+    desk.told = lambda: setattr(desk.store, "write_fault", None)
+    desk.store.inner.delete([CODEC.key(block) for block in blocks], 1.0)
+    desk.writer.offer(with_payloads(chain(1, start=1000)))
+    desk.store.await_that(lambda: desk.store.num_puts == 3)
+    for _ in range(200):
+        desk.clock.advance(1.0)
+        desk.writer.spoil(chain(1, start=2000)[0])  # wakes it: its clock does not
+        if desk.writer.drain(0.05):
+            break
+    desk.writer.touch(blocks)
+    desk.drained()
+    assert desk.lost == blocks
+
+
+def test_what_another_key_signed_is_left_alone(desk: Desk) -> None:
+    """Neither deleted nor kept alive; when its time is over the block is written, and slides as all do."""
+    (block,) = chain(1)
+    desk.store.inner.put(CODEC.key(block), b"signed by others", 50_000, 1.0)
+    desk.writer.leave(block)
+    desk.writer.touch([block])
+    desk.put([block])
+    counts = desk.writer.counts()
+    assert (counts.num_existing, counts.num_touched, counts.num_deleted) == (1, 0, 0)
+    assert desk.values([block]) == [b"signed by others"]
+    desk.clock.advance(SETTINGS.written_s)
+    desk.put([block])
+    desk.clock.advance(SETTINGS.touch_every_s)
+    desk.writer.touch([block])
+    desk.drained()
+    counts = desk.writer.counts()
+    assert (counts.num_stored, counts.num_touched) == (1, 1)
+
+
 def test_spoilt_values_are_deleted(desk: Desk) -> None:
     """And may be written again at once."""
     (block,) = chain(1)
@@ -292,7 +353,8 @@ def test_a_wall_clock_lets_it_try_again_by_itself() -> None:
 
     breaker = Breaker(BreakerSettings(min_retry_s=0.01), lambda: 0.0)
     writer = Writer(
-        WriterParts(store, CODEC, breaker, TtlPolicy(), WallClock(), stored.append, heal), SETTINGS
+        WriterParts(store, CODEC, breaker, TtlPolicy(), WallClock(), stored.append, lambda lost: None, heal),
+        SETTINGS,
     )
     blocks = chain(3)
     writer.offer(with_payloads(blocks))

@@ -181,7 +181,23 @@ def test_what_was_brought_tells_what_it_cost(make_generation: Make, saved: Arriv
     assert tier.imports == [(4, 0.0)]
 
 
-@pytest.mark.parametrize("method", ["begin", "cancel", "wants", "keep", "observe_prefill", "observe_import"])
+def test_what_the_tier_lost_is_kept_again_when_it_is_in_use(make_generation: Make) -> None:
+    """Told between two turns, or in the middle of the second: its end brings the blocks."""
+    tier = PuppetTier()
+    bench = Bench(tier)
+    bench.add(make_generation("g", PROMPT, max_tokens=1))
+    tier.deliver("g")
+    bench.run()
+    first, tier.kept = tier.kept, []
+    tier.lost = [block.hash for block, _ in first]
+    bench.add(make_generation("again", PROMPT, max_tokens=3))
+    bench.run()
+    assert tier.kept == first
+
+
+@pytest.mark.parametrize(
+    "method", ["begin", "cancel", "wants", "keep", "take_lost", "observe_prefill", "observe_import"]
+)
 def test_a_tier_that_fails_is_left_alone(make_generation: Make, saved: Arrivals, method: str) -> None:
     """Whatever raises, answers are those of an engine alone, and it is never asked again."""
     tier = PuppetTier(broken=method)
