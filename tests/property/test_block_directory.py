@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import Tier
@@ -19,8 +19,9 @@ from antiphon.kv.events import Change, Directory
 from antiphon.router.directory import RESYNC_AGAIN_S, BlockDirectory
 from antiphon.worker.blocknews import BlockFeed
 
-REPLICAS = st.integers(0, 2)
-NUMBERS = st.lists(st.integers(0, 15), min_size=1, max_size=6)
+NUM_REPLICAS, NUM_NUMBERS = 2, 6  # few, so that they meet often
+REPLICAS = st.integers(0, NUM_REPLICAS - 1)
+NUMBERS = st.lists(st.integers(0, NUM_NUMBERS - 1), min_size=1, max_size=4)
 MOST_BLOCKS = 1000
 
 
@@ -43,10 +44,10 @@ class Worker:
     """A worker's side: an engine with few blocks, a host tier, and the feed to one gateway."""
 
     def __init__(self) -> None:
-        self.directory = Directory(most_hashes=12)
-        self.blocks = BlockManager(8, most_changes=6)
+        self.directory = Directory(most_hashes=24)
+        self.blocks = BlockManager(4, most_changes=3)
         self.host: set[int] = set()
-        self.feed = BlockFeed(self.directory, part_hashes=3)
+        self.feed = BlockFeed(self.directory, part_hashes=5)
 
     def compute(self, numbers: list[int]) -> None:
         """A sequence computes these blocks, alone or after another one did, and ends."""
@@ -94,6 +95,11 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.directory = BlockDirectory(MOST_BLOCKS)
         self.workers: dict[int, Worker] = {}
+
+    @initialize()
+    def start_all(self) -> None:
+        for replica in range(NUM_REPLICAS):
+            self.start(replica)
 
     @rule(replica=REPLICAS)
     def start(self, replica: int) -> None:
@@ -145,6 +151,13 @@ class DirectoryMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
+    @rule(replica=REPLICAS)
+    def reach(self, replica: int) -> None:
+        """What it says arrives at once, as it nearly always does."""
+        if replica in self.workers:
+            for message in self.workers[replica].said():
+                self.pass_on(replica, message)
+
     @rule()
     def flow_again(self) -> None:
         """From here on all arrives: each worker says one thing more, and the directory tells the truth."""
@@ -162,19 +175,22 @@ class DirectoryMachine(RuleBasedStateMachine):
             pass
         self.tells_the_truth()
 
+    def teardown(self) -> None:
+        self.flow_again()
+
     def tells_the_truth(self) -> None:
-        keys = {key_of(n) for n in range(16)} | {key_of(99)}
+        keys = {key_of(n) for n in range(NUM_NUMBERS)} | {key_of(99)}
         truth = {key: {r for r, w in self.workers.items() if key in w.held} for key in keys}
         for key in keys:
             lookup = self.directory.look_up(Chain([key]), self.now)
             assert {replica for replica, _ in lookup.holders(9, 0.3)} == truth[key]
-            assert {replica for replica in range(3) if lookup.local(replica)} == truth[key]
+            assert {replica for replica in range(NUM_REPLICAS) if lookup.local(replica)} == truth[key]
         assert self.directory.num_blocks == sum(len(holders) for holders in truth.values())
 
     @invariant()
     def counts_are_sound(self) -> None:
         """Never negative, never past the bound, and they add up."""
-        known = sum(self.directory.num_blocks_of(replica) for replica in range(3))
+        known = sum(self.directory.num_blocks_of(replica) for replica in range(NUM_REPLICAS))
         assert 0 <= known <= self.directory.num_blocks <= MOST_BLOCKS
 
     def pass_on(self, replica: int, data: bytes) -> None:
@@ -184,5 +200,5 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.workers[replica].feed.resync()
 
 
-DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+DirectoryMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestBlockDirectory = DirectoryMachine.TestCase

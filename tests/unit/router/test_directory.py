@@ -308,6 +308,51 @@ def test_a_snapshot_with_a_part_missing_is_begun_again() -> None:
     assert told.directory.is_complete(1)
 
 
+def test_changes_that_come_between_the_parts_of_a_snapshot_end_it() -> None:
+    """They are older than it: taken in, and the rest of the snapshot must not make them the last word."""
+    told = Told()
+    worker = told.start(1)
+    worker.record(Change.STORED, Tier.ENGINE, [hash_of(1)])
+    late = told.messages(1)
+    worker.record(Change.REMOVED, Tier.ENGINE, [hash_of(1)])
+    told.messages(1)  # lost
+    worker.record(Change.STORED, Tier.HOST, [hash_of(5), hash_of(6)])
+    told.feeds[1] = BlockFeed(worker, part_hashes=1)
+    first, second = told.messages(1)
+    assert not told.take(1, first, *late)
+    assert told.take(1, second)
+    told.feeds[1].resync()
+    assert not told.take(1, *told.messages(1))
+    assert [told.look_up(n).local(1) for n in (1, 5, 6)] == [0, 1, 1]
+
+
+def test_a_snapshot_says_which_tiers_hold_a_block_now() -> None:
+    """A tier that let go unheard does not keep the block alive when the other one lets go too."""
+    told = Told()
+    worker = told.start(1)
+    told.stored(1, 7, tier=Tier.ENGINE)
+    worker.record(Change.STORED, Tier.HOST, [hash_of(7)])
+    worker.record(Change.REMOVED, Tier.ENGINE, [hash_of(7)])
+    told.feeds[1].resync()
+    told.pass_on(1)
+    assert told.look_up(7).local(1) == 1
+    told.removed(1, 7, tier=Tier.HOST)
+    assert told.look_up(7).local(1) == 0
+
+
+def test_a_second_gap_is_asked_about_at_once_where_the_first_was_healed() -> None:
+    """Pauses are for workers that do not answer."""
+    told = Told()
+    worker = told.start(1)
+    for number in (1, 2):
+        worker.record(Change.STORED, Tier.ENGINE, [hash_of(number)])
+        told.messages(1)  # lost
+        worker.record(Change.STORED, Tier.ENGINE, [hash_of(10 + number)])
+        told.pass_on(1)
+        assert told.directory.is_complete(1)
+    assert told.directory.counts.num_resyncs == told.directory.counts.num_gaps == 2
+
+
 def test_changes_before_the_first_snapshot_ask_for_it() -> None:
     """They cannot be understood; a worker that is not here is not listened to at all."""
     told = Told()
