@@ -112,9 +112,20 @@ def _metrics_page() -> str:
         "`_count`. Names follow vLLM's where it has one.\n",
     ]
     for title, metrics in (("gateway", GatewayMetrics()), ("worker", WorkerMetrics())):
-        rows = [_metric_row(m) for m in vars(metrics).values() if isinstance(m, Counter | Gauge | Histogram)]
+        rows = [_metric_row(metric) for metric in _metrics_in(metrics)]
         parts += [f"## {title}\n", *_table(("name", "kind", "labels", "meaning"), rows), ""]
     return "\n".join(parts)
+
+
+def _metrics_in(group: object) -> list[Counter | Gauge | Histogram]:
+    """All of a group and of the groups in it, in the order of their declaration."""
+    found: list[Counter | Gauge | Histogram] = []
+    for value in vars(group).values():
+        if isinstance(value, Counter | Gauge | Histogram):
+            found.append(value)
+        elif type(value).__module__ == GatewayMetrics.__module__:
+            found += _metrics_in(value)
+    return found
 
 
 def _metric_row(metric: Counter | Gauge | Histogram) -> tuple[str, str, str, str]:

@@ -27,6 +27,7 @@ from antiphon.gateway.openapi import openapi_document
 from antiphon.gateway.reply import Health
 from antiphon.obs.metrics import CONTENT_TYPE, GatewayMetrics
 from antiphon.router.fleet import Fleet
+from antiphon.router.signals import signals
 from antiphon.router.upstreams import Upstreams
 
 
@@ -53,9 +54,20 @@ class Gauges:
         self.metrics.worker_up.clear()  # a worker that was removed has no line
         for link in self.fleet.links:
             self.metrics.worker_up.labels(link.url).set(link.is_up)
+        self._measure_fleet()
         self.metrics.open_answers.set(sum(link.num_open_answers for link in self.fleet.links))
         self.upstreams.measure()
         return self.metrics.render()
+
+    def _measure_fleet(self) -> None:
+        scale = self.metrics.scale
+        scale.clear()
+        for (model, role), now in signals(self.fleet.links).items():
+            scale.workers.labels(model, role).set(now.num_workers)
+            scale.queue_tokens.labels(model, role).set(now.queue_tokens)
+            scale.running.labels(model, role).set(now.running)
+            scale.kv_pressure.labels(model, role).set(now.kv_pressure)
+            scale.wait_s.labels(model, role).set(now.wait_s)
 
 
 class Metrics:

@@ -97,14 +97,60 @@ class GatewayMetrics:
         )
 
         self.failover = FailoverMetrics(registry)
+        self.scale = FleetMetrics(registry)
 
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""
         return generate_latest(self._registry)
 
 
+class ScaleMetrics:
+    """What an autoscaler goes by, by model and role; docs/autoscaling.md says how. Set at each scrape."""
+
+    def __init__(self, prefix: str, where: str, registry: CollectorRegistry) -> None:
+        labels = ["model", "role"]
+        self.queue_tokens = Gauge(
+            f"{prefix}_queue_tokens",
+            f"Prompt tokens still to be computed {where}.",
+            labels,
+            registry=registry,
+        )
+        self.running = Gauge(
+            f"{prefix}_running_sequences", f"Sequences in the batch {where}.", labels, registry=registry
+        )
+        self.kv_pressure = Gauge(
+            f"{prefix}_kv_pressure",
+            f"Share of the KV blocks {where} that running sequences hold.",
+            labels,
+            registry=registry,
+        )
+        self.wait_s = Gauge(
+            f"{prefix}_estimated_wait_seconds",
+            f"What a request that came now would wait {where} before the first of its tokens is computed.",
+            labels,
+            registry=registry,
+        )
+
+
+class FleetMetrics(ScaleMetrics):
+    """The same of all workers that a gateway is linked to, counted on with what it sent them since they
+    reported; the wait is that of the worker where it is shortest.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__("antiphon_fleet", "at the workers that take work", registry)
+        self.workers = Gauge(
+            "antiphon_fleet_workers", "Workers that take work.", ["model", "role"], registry=registry
+        )
+
+    def clear(self) -> None:
+        """Forget models and roles: those that are gone have no line."""
+        for gauge in (self.queue_tokens, self.running, self.kv_pressure, self.wait_s, self.workers):
+            gauge.clear()
+
+
 class FailoverMetrics:
-    """What a gateway did about workers that were lost, silent or failing."""
+    """What a gateway did about workers that were lost, silent or failing, or too busy for a long prompt."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.moves = Counter(
@@ -129,6 +175,12 @@ class FailoverMetrics:
         self.quarantined = Counter(
             "antiphon_quarantined_requests",
             "Requests that killed workers (found), and later ones like them (refused).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.splits = Counter(
+            "antiphon_split_prompts",
+            "Prompts computed for another worker to answer: computed, late, failed, dropped.",
             ["outcome"],
             registry=registry,
         )
@@ -216,6 +268,7 @@ class WorkerMetrics:
             registry=registry,
         )
         self.kv = KvMetrics(registry)
+        self.scale = ScaleMetrics("antiphon", "here", registry)
 
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from antiphon.core import wait
 from antiphon.core.generation import WorkerRates
+from antiphon.core.wait import ANSWER_TOKENS
 from antiphon.router.policy import Ask, Overlap, Reason, ReplicaState, Route, pick_of
 
 PREFILL_TOKENS_PER_S = 2000.0  # where nobody has measured: a small model on a CPU, or a large one on a GPU
 STEP_S = 0.02
 MAX_SEQUENCES = 32
-ANSWER_TOKENS = 256  # what an answer is expected to have at most: what clients allow is far above
 ANSWER_WEIGHT = 0.25  # a second of writing counts as so much of a second before the first token
 PRESSURE_S = 0.15
 REUSE_SHARE = 0.5  # of the blocks that are pushed out, those that would have been asked for again
@@ -75,14 +76,8 @@ def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) ->
 
 def wait_s(state: ReplicaState, token_s: float, step_s: float) -> float:
     """Until its first token is computed: the prompts before it, or the answers that hold all slots."""
-    prompts_s = (state.waiting_tokens + state.dispatched_tokens) * token_s
-    if not state.max_sequences:
-        return prompts_s
-    num_over = state.sequences + 1 - state.max_sequences
-    if num_over <= 0:
-        return prompts_s
-    slot_s = num_over * ANSWER_TOKENS * 2 * step_s / state.max_sequences  # in steps of a full batch
-    return max(prompts_s, slot_s)
+    num_tokens = state.waiting_tokens + state.dispatched_tokens
+    return wait.wait_s(num_tokens, state.sequences, state.max_sequences, token_s=token_s, step_s=step_s)
 
 
 def _prefill(

@@ -20,6 +20,7 @@ from antiphon.worker.enginethread import EngineThread
 from antiphon.worker.kvinfo import KvHeld, KvInfo
 from antiphon.worker.kvmeter import KvMeter
 from antiphon.worker.links import Links, Receive, Scope, Send
+from antiphon.worker.meter import measure
 
 _JSON = "application/json"
 _HELD_TIMEOUT_S = 5.0
@@ -64,6 +65,7 @@ class WorkerApp:
         elif path == "/metrics":
             if parts.kv is not None:
                 self._kv_meter.take(parts.kv.stats())
+            measure(parts.metrics.scale, parts.info, parts.links.report())
             await _respond(send, 200, CONTENT_TYPE, parts.metrics.render())
         elif path in ("/kv", "/kv/held"):
             await self._kv(path, scope, send)

@@ -1,12 +1,28 @@
-"""Turns the engine's counters into the worker's metrics, once per step, on the event loop."""
+"""Turns the engine's counters into the worker's metrics, once per step, and its load at each scrape."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from antiphon.core.generation import Load, WorkerInfo
+from antiphon.core.wait import wait_s
 from antiphon.engine.counters import Counters
-from antiphon.obs.metrics import WorkerMetrics
+from antiphon.obs.metrics import ScaleMetrics, WorkerMetrics
 from antiphon.worker.enginethread import StepNews
+
+
+def measure(metrics: ScaleMetrics, info: WorkerInfo, load: Load) -> None:
+    """Say how much is to do here, for autoscalers. Of a rate that is not known yet: no wait."""
+    labels, rates = (info.model, info.role), load.rates
+    token_s = 1 / rates.prefill_tokens_per_s if rates.prefill_tokens_per_s > 0 else 0.0
+    num_sequences = load.running + load.waiting
+    waits_s = wait_s(
+        load.waiting_tokens, num_sequences, info.max_sequences, token_s=token_s, step_s=rates.step_s
+    )
+    metrics.queue_tokens.labels(*labels).set(load.waiting_tokens)
+    metrics.running.labels(*labels).set(load.running)
+    metrics.kv_pressure.labels(*labels).set(load.used_blocks / info.num_blocks)
+    metrics.wait_s.labels(*labels).set(waits_s)
 
 
 class Meter:

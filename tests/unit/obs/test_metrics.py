@@ -43,3 +43,12 @@ def test_what_was_counted_is_rendered() -> None:
     assert (free.labels, free.value) == ({"state": "free"}, 7.0)
     counts = [s for s in families["antiphon_step_seconds"].samples if s.name.endswith("_count")]
     assert counts[0].value == 1
+
+
+def test_a_gateway_forgets_models_that_nobody_serves() -> None:
+    """A gauge of a worker that is gone would be read as if it were there."""
+    metrics = GatewayMetrics()
+    metrics.scale.queue_tokens.labels("m", "both").set(5)
+    assert b'antiphon_fleet_queue_tokens{model="m",role="both"} 5.0' in metrics.render()
+    metrics.scale.clear()
+    assert b'role="both"' not in metrics.render()
