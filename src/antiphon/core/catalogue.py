@@ -69,7 +69,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Engine "scripted" has no weights: `script` names what it says (engine/scripted.py), `step_s` how
     long each step takes, `prefill_token_s` how much longer for each token of a prompt, `decode_row_s` for
     each answer in it; `kv_token_bytes` is how much KV a token has. After `fault_after` answer tokens every
-    step fails, after `die_after` the engine breaks for good.
+    step fails, after `die_after`, or where a prompt or answer holds `die_on`, the engine breaks for good.
     """
 
     name: str
@@ -87,6 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_token_bytes: int = 16  # what the script needs of them; more is padding
     fault_after: int | None = None
     die_after: int | None = None
+    die_on: str | None = None
 
     def __post_init__(self) -> None:
         if (self.engine == "openai") != (self.upstream is not None):

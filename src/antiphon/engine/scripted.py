@@ -44,6 +44,11 @@ class Memory:
             self.digests.append(digest)
         self.tokens += tokens
 
+    @property
+    def text(self) -> str:
+        """What the tokens say; control tokens say nothing."""
+        return bytes(token for token in self.tokens if token < START_ID).decode(errors="replace")
+
 
 Script: TypeAlias = Callable[[Memory, Logits], None]
 """Fills a row that is -inf everywhere, given the memory of the sequence."""
@@ -126,6 +131,7 @@ class ScriptedSettings:
     prefill_tokens_per_s: float = 0.0  # said to be measured at start; 0: not
     fault_after: int | None = None  # answer rows until every further step fails
     die_after: int | None = None  # answer rows until the runner breaks for good
+    die_on: str | None = None  # a text; the runner breaks where a sequence holds it
 
 
 class ScriptedRunner:
@@ -162,7 +168,8 @@ class ScriptedRunner:
         return 0.0
 
     def run(self, chunks: list[Chunk]) -> Logits:
-        self._wait(self._settings.step_s(chunks))
+        settings = self._settings
+        self._wait(settings.step_s(chunks))
         num_rows = 0
         rows = self._rows
         rows.fill(-np.inf)
@@ -171,11 +178,12 @@ class ScriptedRunner:
             if len(memory.tokens) != chunk.start:
                 raise RunnerFault(f"{len(memory.tokens)} positions held, the chunk starts at {chunk.start}")
             memory.write(chunk.tokens)
+            if settings.die_on is not None and settings.die_on in memory.text:
+                raise MemoryError("the scripted runner was told to die of this text")
             if chunk.wants_logits:
                 self._script(memory, rows[num_rows])
                 num_rows += 1
         self._num_rows += num_rows
-        settings = self._settings
         if settings.die_after is not None and self._num_rows > settings.die_after:
             raise MemoryError("the scripted runner was told to die")
         if settings.fault_after is not None and self._num_rows > settings.fault_after:

@@ -115,5 +115,6 @@ def _scripted(model: LoadedModel, size: EngineSize) -> ScriptedRunner:
         prefill_tokens_per_s=times.prefill_tokens_per_s,
         fault_after=entry.fault_after,
         die_after=entry.die_after,
+        die_on=entry.die_on,
     )
     return ScriptedRunner(SCRIPTS[entry.script], settings, time.sleep)

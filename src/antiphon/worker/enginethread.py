@@ -27,6 +27,8 @@ from antiphon.kv.events import Change, Directory
 from antiphon.obs.log import Logger
 from antiphon.worker.kvbridge import Command, KvBridge, KvTier
 
+_STOPS = "The worker stops."
+_LEAST_LIMIT_S, _LIMIT_STEPS, _LEAST_STEPS = 20.0, 10, 8
 _IDLE_WAIT_S = 1.0  # an idle thread looks around this often, so that its pulse is fresh
 
 
@@ -57,6 +59,8 @@ class EngineThread:
         self._stopping = False
         self._pulse_s = clock.now()
         self._late: list[StepOutput] = []  # outputs that leave with the next step's, or without one
+        self._num_steps = 0
+        self._longest_step_s = 0.0
         self._thread: threading.Thread | None = None
         self._bridge: KvBridge | None = None
         self._directory: Directory | None = None
@@ -64,9 +68,16 @@ class EngineThread:
 
     @property
     def is_healthy(self) -> bool:
-        """The thread lives and made progress lately: a step may take `step_limit_s`, not longer."""
+        """The thread lives and made progress lately: a step may take its limit, not longer."""
         lives = self._thread is not None and self._thread.is_alive() and self.failure is None
-        return lives and self._clock.now() - self._pulse_s < self._step_limit_s
+        return lives and self._clock.now() - self._pulse_s < self._limit_s
+
+    @property
+    def _limit_s(self) -> float:
+        """Once some steps were measured, many times the longest: a prompt's may take far longer."""
+        if self._num_steps < _LEAST_STEPS:
+            return self._step_limit_s
+        return min(self._step_limit_s, max(_LEAST_LIMIT_S, _LIMIT_STEPS * self._longest_step_s))
 
     async def start(self, build: Build, deliver: Deliver) -> Engine:
         """Build the engine on the thread and run it. Raises what `build` raises.
@@ -96,6 +107,10 @@ class EngineThread:
     def abort(self, generation_id: str, choice: int | None = None) -> None:
         """End a generation, or one choice of it."""
         self._post(lambda engine: self._abort(engine, generation_id, choice))
+
+    def give_back(self) -> None:
+        """End all answers as lost, so that gateways carry them on elsewhere."""
+        self._post(lambda engine: self._late.extend(engine.end_all(Terminal.LOST, _STOPS)))
 
     async def held_hashes(self) -> list[BlockHash]:
         """Hashes of the blocks in the engine, as of its next step border."""
@@ -155,7 +170,7 @@ class EngineThread:
 
         try:
             self._loop(engine, send)
-            send(self._take_late() + engine.end_all(Terminal.ABORTED))
+            send(self._take_late() + engine.end_all(Terminal.LOST, _STOPS))
             self._copy_out(engine)
         except BaseException as error:  # noqa: BLE001 - the thread dies: every answer ends, the process is told
             self.failure = error
@@ -167,7 +182,7 @@ class EngineThread:
             self._pulse_s = self._clock.now()
             while self._inbox:
                 self._inbox.popleft()(engine)
-            stepped = engine.step() if engine.has_work else None
+            stepped = self._step(engine) if engine.has_work else None
             late = list(self._late)
             self._late.clear()
             if stepped is not None:
@@ -178,10 +193,17 @@ class EngineThread:
                 self._note_blocks(engine)
             elif late:
                 send(late)
+                self._copy_out(engine)  # of answers that were given back
             else:
                 self._note_blocks(engine)
                 self._wake.wait(self._idle_s(engine))
                 self._wake.clear()
+
+    def _step(self, engine: Engine) -> list[StepOutput]:
+        outputs = engine.step()
+        self._num_steps += 1
+        self._longest_step_s = max(self._longest_step_s, self._clock.now() - self._pulse_s)
+        return outputs
 
     def _idle_s(self, engine: Engine) -> float:
         """How long nothing will happen, if nobody sends anything."""

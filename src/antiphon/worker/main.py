@@ -44,6 +44,7 @@ from antiphon.worker.weights import Progress, TuningSetup, choose_weights
 
 _START_DEADLINE_S = 60.0  # for the workers of this machine that start at the same time
 _WRITE_OUT_S = 5.0  # for what the engine held to reach the store
+_GIVE_BACK_S = 2.0  # for a step to end, so that what is left can be given back
 _DEATH_GRACE_S = 1.0  # for the last outputs and a 503 to be seen
 
 
@@ -201,11 +202,20 @@ async def _serve(
             if lease is not None:
                 lease.renew_now()
             if engine.failure is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(links.wait_idle(), settings.drain_s)
+                await _finish(links, engine, settings.drain_s)
     finally:
         server.should_exit = True
         await serving
+
+
+async def _finish(links: Links, engine: EngineThread, drain_s: float) -> None:
+    """Let running answers end; give those back that are not done by then."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(links.wait_idle(), drain_s)
+        return
+    engine.give_back()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(links.wait_idle(), _GIVE_BACK_S)
 
 
 def _address(host: str, port: int) -> str:

@@ -132,13 +132,56 @@ async def test_a_refusal_is_an_output(thread: EngineThread, make_generation: Mak
 
 
 async def test_stop_ends_what_runs(thread: EngineThread, make_generation: Make) -> None:
-    """A stop in mid-answer is an abort for the answer."""
+    """A stop in mid-answer gives the answer back: it may go on elsewhere."""
     heard = Heard()
     await thread.start(build(lambda s: threading.Event().wait(0.005), step_s=one_second), heard.take)
     thread.submit(make_generation("a", [1], max_tokens=5000))
     await heard.something()
     await thread.stop()
-    assert (await heard.ended("a")).finish is Terminal.ABORTED
+    assert (await heard.ended("a")).finish is Terminal.LOST
+
+
+async def test_what_runs_can_be_given_back(thread: EngineThread, make_generation: Make) -> None:
+    """Each choice ends as lost, after the tokens it had, and the thread lives on."""
+    heard = Heard()
+    await thread.start(build(lambda s: threading.Event().wait(0.002), step_s=one_second), heard.take)
+    thread.submit(make_generation("a", [1], max_tokens=5000, n=2))
+    await heard.something()
+    thread.give_back()
+    last = await heard.ended("a")
+    assert (last.finish, last.error) == (Terminal.LOST, "The worker stops.")
+    thread.submit(make_generation("b", [2]))
+    assert (await heard.ended("b")).finish is Terminal.LENGTH
+    await thread.stop()
+
+
+async def test_after_some_steps_one_that_hangs_is_noticed_sooner(
+    clock: VirtualClock, make_generation: Make
+) -> None:
+    """The limit is many times the longest step so far, but not shorter than a prompt's step may take."""
+    thread = EngineThread(clock, configure_logging(level="critical"))
+    in_step, go_on = threading.Event(), threading.Event()
+    num_steps = 0
+
+    def step(seconds: float) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        clock.advance(seconds)
+        if num_steps == 12:
+            in_step.set()
+            go_on.wait(5)
+
+    heard = Heard()
+    await thread.start(build(step, step_s=lambda chunks: 4.0), heard.take)
+    thread.submit(make_generation("a", [1], max_tokens=12))
+    await asyncio.to_thread(in_step.wait, 5)
+    clock.advance(30.0)
+    assert thread.is_healthy
+    clock.advance(10.0)
+    assert not thread.is_healthy
+    go_on.set()
+    await heard.ended("a")
+    await thread.stop()
 
 
 PROMPT = [i % 200 for i in range(70)]  # four full blocks and some
@@ -209,6 +252,6 @@ async def test_stopping_saves_what_was_computed(timely: EngineThread, make_gener
     await heard.something()
     await timely.stop()
     end = await heard.ended("g")
-    assert end.finish is Terminal.ABORTED
+    assert end.finish is Terminal.LOST
     num_full = (len(PROMPT) + end.position - 1) // 16
     assert [block.index for block, _ in tier.kept] == list(range(num_full))
