@@ -71,7 +71,7 @@ class Dispatcher:
         self._survey = Survey(clock, draw)
         self._picker = Picker(self._survey, policy_named(routing), draw)
         self._mover = Mover(self.fleet, self._picker, clock, log, failure.metrics)
-        self._splitter = Splitter(self._mover.submit, self._go_on, log)
+        self._splitter = Splitter(self._mover.submit, self._go_on, failure.metrics, log)
         self._watch = Watch(self.fleet, failure.patience, clock)
         self._budget = RetryBudget(clock)
         self._ejections = Ejections(clock)

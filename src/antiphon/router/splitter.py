@@ -21,6 +21,7 @@ import msgspec
 from antiphon.core.errors import BadRequest, NoReplica
 from antiphon.core.generation import Generation, Terminal
 from antiphon.obs.log import Logger
+from antiphon.obs.metrics import FailoverMetrics
 from antiphon.router.answer import Answer
 from antiphon.router.attempt import Attempt
 from antiphon.router.picker import Pick
@@ -53,10 +54,12 @@ class Splitter:
         self,
         send: Callable[[Pick, Attempt], None],
         go_on: Callable[[Answer, Pick, Outcome], None],
+        metrics: FailoverMetrics,
         log: Logger,
     ) -> None:
         self._send = send
         self._go_on = go_on
+        self._metrics = metrics
         self._log = log
         self._errands: set[_Errand] = set()
 
@@ -77,6 +80,7 @@ class Splitter:
         try:
             self._send(Pick(lead.link, lead.num_uncached, pick.route), Attempt(prompt, prompt.generation))
         except (NoReplica, BadRequest):
+            self._metrics.splits.labels(Outcome.FAILED.value).inc()
             self._go_on(answer, pick, Outcome.FAILED)
             return
         errand = _Errand(answer, prompt, pick)
@@ -104,6 +108,8 @@ class Splitter:
         for end in errand.endings:
             end()
         errand.prompt.abort()
+        errand.answer.num_suspicions += errand.prompt.num_suspicions  # a worker died of the one or the other
+        self._metrics.splits.labels(outcome.value).inc()
         if outcome in (Outcome.LATE, Outcome.FAILED):
             self._log.warning("split.failed", generation=errand.answer.generation.id, reason=outcome.value)
         if outcome is not Outcome.DROPPED:

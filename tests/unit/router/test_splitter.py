@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from antiphon.core.errors import Quarantined
 from antiphon.core.generation import Generation, Load, Role, Sampling, StepOutput, Terminal, WorkerRates
 from antiphon.router import splitter
 from antiphon.router.answer import Answer, Reader
@@ -178,6 +179,16 @@ async def test_whatever_becomes_of_the_prefill_worker_the_answer_goes_on(script:
         assert await text_of(answer) == (b"hi", [Terminal.STOP])
         assert prefill.submits.qsize() == 1
         assert not decode.submits.get_nowait().is_prefill_only
+
+
+async def test_a_prompt_that_kills_its_prefill_worker_is_suspected() -> None:
+    """Whoever answers it dies too: then it is known to be the cause, as if both had answered."""
+    workers = [Worker(dying, Role.PREFILL), Worker(dying, Role.DECODE, running=4)]
+    async with dispatcher(*workers, Worker(saying("hi"), Role.DECODE, running=8)) as made:
+        answer = made.start(make_generation())
+        assert await text_of(answer) == (b"", [Terminal.REFUSED])
+        with pytest.raises(Quarantined):
+            made.start(make_generation(name="again"))
 
 
 async def test_a_prompt_that_takes_too_long_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
