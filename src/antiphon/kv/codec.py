@@ -57,7 +57,10 @@ class BadValueReason(enum.StrEnum):
 
 
 class BadValue(Exception):
-    """A value is not what its key promises: delete it, count it, compute the block."""
+    """A value is not what its key promises: count it, compute the block, and delete it.
+
+    Not where the reason is KEY: another worker's keys may be newer than ours.
+    """
 
     def __init__(self, reason: BadValueReason) -> None:
         super().__init__(f"bad {reason.value}")

@@ -8,8 +8,9 @@ One text file, readable by its owner (and group) alone::
 
 `current` signs; `previous`, there while a rotation is under way, is still believed. Workers read the
 file when they start: after `rotate` restart them one by one, and rotate again only when the longest
-TTL has passed. The number is derived from the secret, so a damaged line is noticed. The file appears
-whole or not at all, and processes that make it at the same time end up with one and the same key.
+TTL has passed. What an unknown key signed is a miss, and left to those who know it. The number is
+derived from the secret, so a damaged line is noticed. The file appears whole or not at all, and
+processes that make it at the same time end up with one and the same key.
 
 The secret itself signs nothing: each use has a key derived for it (`MacKey.mac`). Losing the file
 costs the cached blocks and nothing else; whoever can read it can forge them.

@@ -1,9 +1,9 @@
 """The shared store as one worker uses it: fetcher and writer, and what they tell each other.
 
-A block the store turned out not to have may be written again; a value that is not what its key
-promises is deleted; what was fetched goes to the host tier; what the store has and lacks is told to the
-directory; faults are counted by those who met them
-and told to the operator by the alarm. Reads and writes have a breaker each.
+A block the store turned out not to have may be written again, and if it is in use the engine is told; a
+value that is not what its key promises is deleted, or left alone where a key we do not know signed it;
+what was fetched goes to the host tier; what the store has and lacks is told to the directory; faults are
+counted by those who met them and told to the operator by the alarm. Reads and writes have a breaker each.
 """
 
 from __future__ import annotations
