@@ -218,7 +218,7 @@ def _routes() -> list[tuple[str, str]]:
     desk = Desk(models, Workers(dispatcher), ScopeMaker(SECRET), Limits(1, 1.0), log)
     ring = KeyRing(KeyStore(None), WallClock(), log)  # type: ignore[arg-type]  # nobody asks it
     metrics = GatewayMetrics()
-    gauges = Gauges(metrics, dispatcher.fleet, Upstreams({}, metrics.upstreams))
+    gauges = Gauges(metrics, dispatcher, Upstreams({}, metrics.upstreams))
     app = build_app(desk, models, Callers(ring, is_loopback=True), gauges)
     found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
     return [(method, path.replace("{model:path}", "scripted")) for method, path in found]

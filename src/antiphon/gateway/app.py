@@ -26,7 +26,7 @@ from antiphon.gateway.models import ListModels, ServedModels, ShowModel
 from antiphon.gateway.openapi import openapi_document
 from antiphon.gateway.reply import Health
 from antiphon.obs.metrics import CONTENT_TYPE, GatewayMetrics
-from antiphon.router.fleet import Fleet
+from antiphon.router.dispatch import Dispatcher
 from antiphon.router.signals import signals
 from antiphon.router.upstreams import Upstreams
 
@@ -46,23 +46,25 @@ class Gauges:
     """The metrics, and whom to ask for what only they know."""
 
     metrics: GatewayMetrics
-    fleet: Fleet
+    dispatcher: Dispatcher
     upstreams: Upstreams
 
     def render(self) -> bytes:
         """All of it as it is now."""
         self.metrics.worker_up.clear()  # a worker that was removed has no line
-        for link in self.fleet.links:
+        links = self.dispatcher.fleet.links
+        for link in links:
             self.metrics.worker_up.labels(link.url).set(link.is_up)
         self._measure_fleet()
-        self.metrics.open_answers.set(sum(link.num_open_answers for link in self.fleet.links))
+        self.dispatcher.directory_watch.measure(self.metrics.directory, links)
+        self.metrics.open_answers.set(sum(link.num_open_answers for link in links))
         self.upstreams.measure()
         return self.metrics.render()
 
     def _measure_fleet(self) -> None:
         scale = self.metrics.scale
         scale.clear()
-        for (model, role), now in signals(self.fleet.links).items():
+        for (model, role), now in signals(self.dispatcher.fleet.links).items():
             scale.workers.labels(model, role).set(now.num_workers)
             scale.queue_tokens.labels(model, role).set(now.queue_tokens)
             scale.running.labels(model, role).set(now.running)

@@ -103,7 +103,7 @@ async def _serve_callers(
         dispatcher = Dispatcher(settings.workers, settings.secret, log, routing=settings.routing)
         desk, models = _desk(settings, dispatcher, upstreams, log)
         callers = Callers(ring, is_loopback=is_loopback(settings.host))
-        app = build_app(desk, models, callers, Gauges(metrics, dispatcher.fleet, upstreams))
+        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams))
         registry = _registry(settings, dispatcher, metrics, log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)

@@ -98,6 +98,7 @@ class GatewayMetrics:
 
         self.failover = FailoverMetrics(registry)
         self.scale = FleetMetrics(registry)
+        self.directory = DirectoryMetrics(registry)
 
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""
@@ -146,6 +147,52 @@ class FleetMetrics(ScaleMetrics):
     def clear(self) -> None:
         """Forget models and roles: those that are gone have no line."""
         for gauge in (self.queue_tokens, self.running, self.kv_pressure, self.wait_s, self.workers):
+            gauge.clear()
+
+
+class DirectoryMetrics:
+    """What a gateway was told of the blocks that workers hold. Set at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.blocks = Gauge(
+            "antiphon_router_directory_blocks",
+            "Blocks that the worker holds, as far as it told.",
+            ["worker"],
+            registry=registry,
+        )
+        self.age_s = Gauge(
+            "antiphon_router_directory_age_seconds",
+            "Since the worker last told of its blocks.",
+            ["worker"],
+            registry=registry,
+        )
+        self.silent = Gauge(
+            "antiphon_router_directory_silent",
+            "1 where the worker's cache grows and it tells of no block: it is routed to as if it held none.",
+            ["worker"],
+            registry=registry,
+        )
+        self.store_blocks = Gauge(
+            "antiphon_router_directory_store_blocks",
+            "Blocks that the store is believed to have.",
+            registry=registry,
+        )
+        self.dropped_blocks = Counter(
+            "antiphon_router_directory_dropped_blocks",
+            "Blocks of workers that were forgotten for want of room.",
+            registry=registry,
+        )
+        self.events = Counter(
+            "antiphon_router_directory_events",
+            "Messages: gap (some are missing before it), ignored (late, doubled, of another life); and "
+            "resync (a snapshot was asked for).",
+            ["event"],
+            registry=registry,
+        )
+
+    def clear(self) -> None:
+        """Forget workers: those that are gone have no line."""
+        for gauge in (self.blocks, self.age_s, self.silent):
             gauge.clear()
 
 

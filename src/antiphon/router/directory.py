@@ -25,7 +25,7 @@ Pure: no clock, no links. Knows replicas by the numbers that its owner gives the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -166,7 +166,7 @@ class BlockDirectory:
         hints = self._hints
         hints.age(now)
 
-        def store_run(keys: list[int], start: int) -> int:
+        def store_run(keys: Sequence[int], start: int) -> int:
             return hints.run(keys, start, now)
 
         return Lookup(chain, self._table.walk(chain), self._replicas, self._by_slot, store_run)

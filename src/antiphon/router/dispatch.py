@@ -26,6 +26,7 @@ from antiphon.obs.metrics import FailoverMetrics, GatewayMetrics
 from antiphon.router.answer import Answer
 from antiphon.router.attempt import Attempt
 from antiphon.router.budget import RetryBudget
+from antiphon.router.directorywatch import DirectoryWatch
 from antiphon.router.ejection import Ejections
 from antiphon.router.failover import Cause
 from antiphon.router.fleet import Fleet
@@ -69,6 +70,7 @@ class Dispatcher:
         self._metrics = failure.metrics
         self.fleet = Fleet(urls, secret, self, log)
         self._survey = Survey(clock, draw)
+        self.directory_watch = DirectoryWatch(self._survey.directory, clock, log)
         self._picker = Picker(self._survey, policy_named(routing), draw)
         self._mover = Mover(self.fleet, self._picker, clock, log, failure.metrics)
         self._splitter = Splitter(self._mover.submit, self._go_on, failure.metrics, log)
@@ -213,6 +215,7 @@ class Dispatcher:
             for link, attempt in found.slow:
                 self._hedge(link, attempt)
             self._look_at_failures()
+            self.directory_watch.tick(self.fleet.links)
             if self._mover.num_parked:
                 self._mover.unpark()
 

@@ -1,0 +1,95 @@
+"""What a gateway knows of the blocks in real worker processes: after chats, a kill -9, a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from antiphon.core.catalogue import ModelEntry
+from support.gateways import Gateway, gateway_to
+from support.served import state_of_its_own
+from support.workerprocess import SECRET, WorkerProcess, worker_processes
+
+CATALOGUE = '[[model]]\nname = "scripted"\nengine = "scripted"\ncontext = 4096\n'
+MODEL = ModelEntry(name="scripted", engine="scripted", context=4096)
+TEXT = "The quick brown fox jumps over the lazy dog. " * 20
+
+
+Workers = Callable[..., contextlib.AbstractContextManager[list[WorkerProcess]]]
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Starts workers of the scripted model, one for each tuple of further options."""
+    file = tmp_path / "models.toml"
+    file.write_text(CATALOGUE)
+    usual = ("--catalogue", str(file), "--model", "scripted", "--redis", "none")
+    with state_of_its_own() as environ:
+        yield lambda *commands: worker_processes(environ, *((*usual, *options) for options in commands))
+
+
+async def blocks(running: Gateway) -> dict[str, float]:
+    """Blocks by worker, as the gateway knows them."""
+    text = (await running.client.get("/metrics")).text
+    return {
+        sample.labels["worker"].removeprefix("ws").removesuffix("/link"): sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == "antiphon_router_directory_blocks"
+        for sample in family.samples
+    }
+
+
+async def until(running: Gateway, *expected: bool) -> dict[str, float]:
+    """Wait until so many workers are known, and of each whether it holds blocks; in any order."""
+    for _ in range(1500):
+        found = await blocks(running)
+        if sorted(map(bool, found.values())) == sorted(expected):
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it did not happen; last seen: {found}")
+
+
+async def chat(running: Gateway, text: str = TEXT) -> str:
+    """The route that a chat took."""
+    response = await running.chat(messages=[{"role": "user", "content": text}], max_tokens=8)
+    assert response.status_code == 200, response.text
+    return response.headers["x-antiphon-route"]
+
+
+async def test_what_a_worker_holds_is_known_and_followed(workers: Workers) -> None:
+    """A prompt goes where its blocks are; a gateway that comes later learns them at once."""
+    with workers((), ()) as (one, two):
+        async with gateway_to(one.url, two.url, models=(MODEL,), secret=SECRET) as running:
+            await until(running, False, False)
+            first = await chat(running)
+            held = await until(running, True, False)
+            assert max(held.values()) >= len(TEXT) // 32
+            for _ in range(3):
+                again = await chat(running)
+                assert again.split()[0] == first.split()[0]
+                assert "prefix" in again
+            assert sorted(map(bool, (await blocks(running)).values())) == [False, True]
+        async with gateway_to(one.url, two.url, models=(MODEL,), secret=SECRET) as late:
+            assert await until(late, True, False) == held
+            assert "prefix" in await chat(late)
+
+
+async def test_a_killed_worker_is_forgotten_and_begins_anew(workers: Workers) -> None:
+    """kill -9: its entries vanish with its link; started again at its port it begins with nothing."""
+    with workers(()) as (first,):
+        port = str(first.port)
+        async with gateway_to(first.url, models=(MODEL,), secret=SECRET) as running:
+            await chat(running)
+            await until(running, True)
+            first.kill()
+            await until(running)
+            with workers(("--port", port)) as (second,):
+                assert second.url == first.url
+                assert await until(running, False) == {second.url.removeprefix("http"): 0.0}
+                await chat(running)
+                await until(running, True)
