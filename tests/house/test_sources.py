@@ -29,6 +29,7 @@ FORWARDERS = {"src/antiphon/tokens/sandbox.py"}  # jinja2's
 RIM = {"src/antiphon/worker/trial.py", "src/antiphon/engine/llama.py"}
 # Unit tests of something that several modules do together.
 TOPICS = {
+    "engine/test_offers.py",
     "gateway/test_chunks.py",
     "gateway/test_envelope.py",
     "gateway/test_logprob_shapes.py",

@@ -8,7 +8,7 @@ between cache and engine stands a gatekeeper that decides when deliveries arrive
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,13 +16,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import VirtualClock, WallClock
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
-from antiphon.core.kvblock import KvBlock, Prefix
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
-from antiphon.kv.cache import Delivery, KvCache, KvCacheSettings
+from antiphon.kv.cache import KvCache, KvCacheSettings
 from antiphon.kv.codec import BlockCodec
 from antiphon.kv.gate import GateSettings, Rates
 from antiphon.kv.hosttier import HostSettings
@@ -30,7 +28,7 @@ from antiphon.kv.memorystore import MemoryStore
 from antiphon.kv.store import BlockStore, Run
 from antiphon.obs.log import configure_logging
 from antiphon.worker.kvbridge import Command, KvBridge
-from support.kvchains import Inbox
+from support.kvtier import Gatekeeper
 from support.kvvalues import KEYS, NAMESPACE
 
 BLOCK = 4
@@ -86,53 +84,6 @@ class SharedStore:
 
     def close(self) -> None:
         pass
-
-
-class Gatekeeper:
-    """A `KvTier` over the real one that holds back deliveries and writes until they are let through."""
-
-    def __init__(self, cache: KvCache) -> None:
-        self.cache = cache
-        self.unwritten: list[tuple[KvBlock, bytes]] = []
-        self.waiting: list[tuple[Delivery, Callable[[Delivery], None]]] = []
-
-    def begin(self, prefix: Prefix, deliver: Callable[[Delivery], None]) -> None:
-        inbox = Inbox()
-        self.cache.begin(prefix, inbox)
-        self.waiting.append((inbox.one(), deliver))
-
-    def let_all_through(self) -> None:
-        """What waits arrives, whole."""
-        while self.waiting:
-            delivery, deliver = self.waiting.pop(0)
-            deliver(delivery)
-
-    def cancel(self, generation: str) -> None:
-        self.cache.cancel(generation)
-
-    def wants(self, block: KvBlock) -> bool:
-        return self.cache.wants(block)
-
-    def keep(self, blocks: Sequence[tuple[KvBlock, bytes]]) -> None:
-        self.unwritten += blocks
-
-    def when_written(self, call: Callable[[], None]) -> None:
-        self.cache.when_written(call)
-
-    def write_all(self) -> None:
-        """The writer catches up."""
-        self.cache.keep(self.unwritten)
-        self.unwritten.clear()
-        assert self.cache.drain(20.0)
-
-    def take_lost(self) -> Collection[BlockHash]:
-        return self.cache.take_lost()
-
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        pass  # the machine's time stands still: every fetch is to pay
-
-    def observe_import(self, num_blocks: int, seconds: float) -> None:
-        pass  # likewise
 
 
 class Worker:

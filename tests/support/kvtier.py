@@ -1,4 +1,4 @@
-"""A KV tier that does as it is told and remembers what it was asked, for tests of the worker's bridge."""
+"""KV tiers for tests of the worker's bridge: one that does as it is told, and a real one that can be held up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.generation import KvReport
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
+from antiphon.kv.cache import KvCache
 from antiphon.worker.kvbridge import Delivery
+from support.kvchains import Inbox
 
 Arrivals = list[tuple[KvBlock, bytes | memoryview, Tier]]
 
@@ -91,3 +93,50 @@ class PuppetTier:
         self.num_calls += 1
         if method == self.broken:
             raise RuntimeError("planted")
+
+
+class Gatekeeper:
+    """A `KvTier` over the real one that holds back deliveries and writes until they are let through."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+        self.unwritten: list[tuple[KvBlock, bytes]] = []
+        self.waiting: list[tuple[Delivery, Callable[[Delivery], None]]] = []
+
+    def begin(self, prefix: Prefix, deliver: Callable[[Delivery], None]) -> None:
+        inbox = Inbox()
+        self.cache.begin(prefix, inbox)
+        self.waiting.append((inbox.one(), deliver))
+
+    def let_all_through(self) -> None:
+        """What waits arrives, whole."""
+        while self.waiting:
+            delivery, deliver = self.waiting.pop(0)
+            deliver(delivery)
+
+    def cancel(self, generation: str) -> None:
+        self.cache.cancel(generation)
+
+    def wants(self, block: KvBlock) -> bool:
+        return self.cache.wants(block)
+
+    def keep(self, blocks: Sequence[tuple[KvBlock, bytes]]) -> None:
+        self.unwritten += blocks
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        self.cache.when_written(call)
+
+    def write_all(self) -> None:
+        """The writer catches up."""
+        self.cache.keep(self.unwritten)
+        self.unwritten.clear()
+        assert self.cache.drain(20.0)
+
+    def take_lost(self) -> Collection[BlockHash]:
+        return self.cache.take_lost()
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        pass  # the machine's time stands still: every fetch is to pay
+
+    def observe_import(self, num_blocks: int, seconds: float) -> None:
+        pass  # likewise

@@ -1,11 +1,7 @@
-"""Blocks into and out of an engine: what is taken in, what is offered, and when.
-
-Two engines on scripted runners stand for two workers; a payload goes from one to the other as bytes.
-"""
+"""Blocks into an engine: what is taken in, and what whoever waits for it gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -14,76 +10,26 @@ import pytest
 from antiphon.core.blockhash import PUBLIC_SCOPE
 from antiphon.core.clock import VirtualClock
 from antiphon.core.errors import BadRequest
-from antiphon.core.generation import CachedTokens, Generation, KvReport, StepOutput, Terminal
+from antiphon.core.generation import CachedTokens, KvReport, Terminal
 from antiphon.core.kvblock import KvBlock, Prefix, Tier
-from antiphon.engine.engine import Engine, EngineSettings
-from antiphon.engine.runner import Chunk, Logits, RunnerFault
-from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
-
-Make = Callable[..., Generation]
-Arrivals = list[tuple[KvBlock, bytes, Tier]]
-BLOCK = 16
-PROMPT = [i % 200 for i in range(70)]  # four full blocks and some
-FETCHED = KvReport(decision="fetched")
-
-
-RUNNER = ScriptedSettings(context_tokens=256, max_sequences=4)
-
-
-class SlowRunner(ScriptedRunner):
-    """Copying a block in takes 1 s, clearing a place 10 s, taking one over 0.25 s, a step 2 s."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__(SCRIPTS["babble"], RUNNER)
-        self._clock = clock
-
-    def open(self, sequence: int, blocks: list[int]) -> float:
-        super().open(sequence, blocks)
-        self._clock.advance(10.0 + len(blocks))
-        return float(len(blocks))
-
-    def run(self, chunks: list[Chunk]) -> Logits:
-        self._clock.advance(2.0)
-        return super().run(chunks)
-
-    def import_block(self, block: int, payload: bytes | memoryview) -> None:
-        self._clock.advance(0.25)
-        super().import_block(block, payload)
-
-
-def engine_with(
-    *,
-    num_blocks: int = 100,
-    checkpoint_blocks: int | None = 2,
-    clock: VirtualClock | None = None,
-    runner: ScriptedRunner | None = None,
-) -> Engine:
-    runner = runner or ScriptedRunner(SCRIPTS["babble"], RUNNER)
-    settings = EngineSettings(
-        num_blocks=num_blocks, namespace=b"n", checkpoint_blocks=checkpoint_blocks, token_budget=32
-    )
-    return Engine(runner, settings, clock or VirtualClock())
-
-
-def run(engine: Engine) -> list[StepOutput]:
-    outputs: list[StepOutput] = []
-    while engine.has_work:
-        outputs += engine.step()
-    engine.check()
-    return outputs
-
-
-def ids(outputs: list[StepOutput]) -> list[int]:
-    return [i for output in outputs for i in output.ids]
+from support.twoengines import (
+    BLOCK,
+    FETCHED,
+    PROMPT,
+    Arrivals,
+    Make,
+    engine_with,
+    held,
+    ids,
+    run,
+    saved_elsewhere,
+)
 
 
 @pytest.fixture
 def saved(make_generation: Make) -> Arrivals:
     """The four blocks of PROMPT, computed by another engine."""
-    other = engine_with()
-    other.add(make_generation("x", PROMPT, max_tokens=1))
-    run(other)
-    return [(block, payload, Tier.STORE) for block, payload in other.export(other.exportable())]
+    return saved_elsewhere(make_generation)
 
 
 @pytest.fixture
@@ -92,13 +38,6 @@ def cold(make_generation: Make) -> list[int]:
     engine = engine_with()
     engine.add(make_generation("g", PROMPT))
     return ids(run(engine))
-
-
-def held(engine: Engine, make_generation: Make, name: str = "g", **options: object) -> Prefix:
-    """A generation that waits for its blocks."""
-    prefix = engine.add(make_generation(name, PROMPT, **options), hold_s=1.0)
-    assert engine.is_held(name)
-    return prefix
 
 
 def test_blocks_from_elsewhere_are_used_as_if_computed(
@@ -322,159 +261,8 @@ def test_the_public_scope_is_nobodys(make_generation: Make) -> None:
             engine.add(msgspec.structs.replace(made, **change))
 
 
-def test_blocks_are_due_at_the_prompts_end_then_now_and_then_and_at_the_end(make_generation: Make) -> None:
-    """Each once, in the order of its chain."""
-    engine = engine_with(checkpoint_blocks=2)
-    engine.add(make_generation("g", PROMPT, max_tokens=64))
-    due: list[list[int]] = []
-    while engine.has_work:
-        engine.step()
-        blocks = engine.exportable()
-        if blocks:
-            due.append([block.index for block in blocks])
-    assert due == [[0, 1, 2, 3], [4, 5], [6, 7]]
-    engine.check()
-
-
-def test_an_aborted_answer_leaves_what_it_computed(make_generation: Make) -> None:
-    """Its blocks are as good as any, and come with the next call."""
-    engine = engine_with()
-    engine.add(make_generation("g", PROMPT))
-    engine.step()
-    assert engine.exportable() == []
-    engine.abort("g")
-    assert [block.index for block in engine.exportable()] == [0, 1]
-
-
-def test_what_came_from_elsewhere_is_not_sent_back(make_generation: Make, saved: Arrivals) -> None:
-    """Only what this engine computed is due."""
-    engine = engine_with()
-    held(engine, make_generation)
-    engine.supply("g", saved[:3], FETCHED)
-    run(engine)
-    assert [block.index for block in engine.exportable()] == [3]
-
-
-def test_nothing_is_due_twice_nor_when_it_is_gone(make_generation: Make) -> None:
-    """A second answer to the same prompt adds only its own blocks; evicted ones are forgotten."""
-    engine = engine_with(num_blocks=8)
-    engine.add(make_generation("g", PROMPT, max_tokens=1))
-    run(engine)
-    due = engine.exportable()
-    assert len(due) == 4
-    engine.add(make_generation("again", PROMPT, max_tokens=1))
-    run(engine)
-    assert engine.exportable() == []
-    engine.add(make_generation("big", [201] * 120, max_tokens=1))
-    run(engine)
-    assert engine.export(due) == []
-    engine.exportable()
-    engine.add(make_generation("anew", PROMPT, max_tokens=1))
-    run(engine)
-    assert len(engine.exportable()) == 4, "computed again, so it is due again"
-
-
-def test_preempted_blocks_are_due(make_generation: Make) -> None:
-    """They may be evicted soon: the next step takes what is still there."""
-    engine = engine_with(num_blocks=9, checkpoint_blocks=50)
-    for number in range(2):
-        prompt = [100 * number + i for i in range(40)]
-        engine.add(make_generation(f"g{number}", prompt, max_tokens=60))
-    engine.step()
-    while not engine.counters.preemptions:
-        engine.exportable()
-        engine.step()
-    due = engine.exportable()
-    assert due
-    assert [block for block, _ in engine.export(due)] == due
-    run(engine)
-
-
 def test_without_anybody_to_ask_no_blocks_are_named(make_generation: Make) -> None:
     """An engine alone does not even list them, and runs at once."""
     engine = engine_with()
     assert engine.add(make_generation("g", PROMPT)) == Prefix("g", (), 0, len(PROMPT))
     assert engine.has_work
-
-
-def test_without_checkpoints_nothing_is_collected(make_generation: Make) -> None:
-    """An engine without tiers behind it does no work for them."""
-    engine = engine_with(checkpoint_blocks=None)
-    engine.add(make_generation("g", PROMPT))
-    run(engine)
-    assert engine.exportable() == []
-
-
-def test_an_export_that_fails_costs_nothing_but_itself(make_generation: Make) -> None:
-    """The runner's fault is counted; the blocks stay."""
-
-    class Broken(ScriptedRunner):
-        def export_blocks(self, blocks: list[int]) -> list[bytes]:
-            raise RunnerFault("planted")
-
-    runner = Broken(SCRIPTS["babble"], ScriptedSettings(context_tokens=256, max_sequences=4))
-    engine = Engine(runner, EngineSettings(num_blocks=50, checkpoint_blocks=2), VirtualClock())
-    engine.add(make_generation("g", PROMPT))
-    run(engine)
-    assert engine.export(engine.exportable()) == []
-    assert (engine.counters.failed_exports, engine.counters.exported_blocks) == (1, 0)
-    engine.check()
-
-
-def test_a_step_tells_what_blocks_from_elsewhere_cost(make_generation: Make, saved: Arrivals) -> None:
-    """Taking them over and copying them in; not the local block beside them, nor making room for them."""
-    clock = VirtualClock()
-    engine = engine_with(clock=clock, runner=SlowRunner(clock))
-    engine.add(make_generation("local", PROMPT[: BLOCK + 1], max_tokens=1))
-    run(engine)
-    engine.add(make_generation("g", PROMPT, max_tokens=2), hold_s=100.0)
-    engine.supply("g", saved, FETCHED)
-    engine.step()
-    step = engine.last_step
-    assert (step.num_imported_blocks, step.import_s) == (3, 3 * 0.25 + 3 * 1.0)
-    assert (step.open_s, step.seconds) == (14.0, 16.0)
-    engine.step()
-    step = engine.last_step
-    assert (step.num_imported_blocks, step.import_s, step.open_s, step.seconds) == (0, 0.0, 0.0, 2.0)
-
-
-def test_what_was_brought_is_accounted_for_once(make_generation: Make, saved: Arrivals) -> None:
-    """Choices that find it in the engine, and a follower, imported nothing."""
-    clock = VirtualClock()
-    engine = engine_with(clock=clock, runner=SlowRunner(clock))
-    engine.add(make_generation("g", PROMPT, n=2, max_tokens=2), hold_s=100.0)
-    engine.add(make_generation("follower", PROMPT, max_tokens=2), hold_s=100.0)
-    engine.supply("g", saved, FETCHED)
-    run(engine)
-    assert engine.counters.placed_blocks == engine.counters.imported_blocks == 4
-    assert engine.counters.import_s == 4 * 0.25 + 4 * 1.0
-
-
-def test_what_was_lost_elsewhere_is_due_with_its_chains_next_offer(
-    make_generation: Make, saved: Arrivals
-) -> None:
-    """Computed here or brought: not by itself, only when it is in use; hashes that are not here are fine."""
-    engine = engine_with()
-    held(engine, make_generation, max_tokens=1)
-    engine.supply("g", saved[:2], FETCHED)
-    run(engine)
-    assert [block.index for block in engine.exportable()] == [2, 3]
-    engine.offer_anew([saved[0][0].hash, saved[3][0].hash, b"\0" * 32])
-    engine.check()
-    assert engine.exportable() == []
-    engine.add(make_generation("again", PROMPT, max_tokens=1))
-    run(engine)
-    assert [block.index for block in engine.exportable()] == [0, 3]
-    assert engine.exportable() == []
-
-
-def test_what_is_due_anyhow_is_due_once(make_generation: Make, saved: Arrivals) -> None:
-    """Lost before it was even copied out: nothing changes."""
-    engine = engine_with()
-    engine.add(make_generation("g", PROMPT, max_tokens=1))
-    run(engine)
-    engine.offer_anew([block.hash for block, _, _ in saved])
-    engine.check()
-    engine.add(make_generation("again", PROMPT, max_tokens=1))
-    run(engine)
-    assert [block.index for block in engine.exportable()] == [0, 1, 2, 3]
