@@ -22,6 +22,7 @@ from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
+from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import ServedModels
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.backends import Workers
@@ -212,12 +213,13 @@ OPEN = {"/health", "/health/", "/metrics", "/metrics/"}
 
 def _routes() -> list[tuple[str, str]]:
     """Method and path of every route there is."""
-    log = Lines().logger()
+    log, metrics = Lines().logger(), GatewayMetrics()
     dispatcher = Dispatcher((), "", log)
     models = ServedModels([])
-    desk = Desk(models, Workers(dispatcher), ScopeMaker(SECRET), Limits(1, 1.0), log)
+    desk = Desk(
+        models, Workers(dispatcher), ScopeMaker(SECRET), Limits(1, 1.0), Mirror(metrics.upstreams, log), log
+    )
     ring = KeyRing(KeyStore(None), WallClock(), log)  # type: ignore[arg-type]  # nobody asks it
-    metrics = GatewayMetrics()
     gauges = Gauges(metrics, dispatcher, Upstreams({}, metrics.upstreams))
     app = build_app(desk, models, Callers(ring, is_loopback=True), gauges)
     found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from antiphon.core.catalogue import ModelEntry, UpstreamEntry
+from support.gateways import Gateway, gateway_to
 
 KEY_ENV = "UPSTREAM_KEY"
 KEY = "sk-upstream-0123456789"
@@ -56,8 +57,10 @@ class UpstreamServer:
         self.left: asyncio.Queue[int] = asyncio.Queue()  # connections that the client closed during an answer
         self.arrived: asyncio.Queue[Asked] = asyncio.Queue()
         self.drops_next_reused = False  # close a connection when its second request comes
+        self.drops_all = False  # close every connection when a request comes
         self.num_connections = 0
         self.num_open = 0
+        self.num_sent = 0  # bytes of parts
         self.port = 0
 
     @property
@@ -94,6 +97,8 @@ class UpstreamServer:
         number = self.num_connections
         try:
             while (asked := await _read(reader, number)) is not None:
+                if self.drops_all:
+                    return
                 if self.drops_next_reused and any(a.connection == number for a in self.asked):
                     self.drops_next_reused = False
                     return
@@ -111,7 +116,7 @@ class UpstreamServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
         """Send the reply; whether the connection lives on. Notices a client that leaves at any time."""
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        sending = asyncio.create_task(_send(writer, reply))
+        sending = asyncio.create_task(self._send(writer, reply))
         leaving = asyncio.create_task(reader.read(1))  # nobody pipelines: a byte less is an end
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -130,6 +135,39 @@ class UpstreamServer:
             await asyncio.gather(sending, leaving, return_exceptions=True)
         return not leaving.done() or leaving.cancelled()
 
+    async def _send(self, writer: asyncio.StreamWriter, reply: Reply) -> None:
+        headers = {"content-type": reply.content_type, "transfer-encoding": "chunked"} | reply.headers
+        lines = [f"HTTP/1.1 {reply.status} X", *(f"{name}: {value}" for name, value in headers.items())]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        for part in reply.parts:
+            if isinstance(part, asyncio.Event):
+                await part.wait()
+            else:
+                await self._chunk(writer, part)
+        while reply.endless:
+            await self._chunk(writer, reply.endless)
+        if not reply.is_cut:
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
+        await writer.drain()
+        self.num_sent += len(data)
+
+
+@contextlib.asynccontextmanager
+async def in_front_of(server: UpstreamServer, **fields: Any) -> AsyncIterator[Gateway]:
+    """A gateway without workers whose model `far` is this server; it listens inside the block."""
+    settings = {name: fields.pop(name) for name in ("request_timeout_s",) if name in fields}
+    async with contextlib.AsyncExitStack() as stack:
+        if not server.port:
+            await stack.enter_async_context(server.running())
+        models = (server.entry(**fields),)
+        yield await stack.enter_async_context(
+            gateway_to(models=models, upstream_keys={KEY_ENV: KEY}, **settings)
+        )
+
 
 async def _read(reader: asyncio.StreamReader, number: int) -> Asked | None:
     try:
@@ -140,27 +178,6 @@ async def _read(reader: asyncio.StreamReader, number: int) -> Asked | None:
     headers = [(name.lower(), value.strip()) for name, _, value in (each.partition(":") for each in lines)]
     body = await reader.readexactly(int(dict(headers).get("content-length", "0")))
     return Asked(number, line.split()[1], headers, json.loads(body) if body else {})
-
-
-async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
-    headers = {"content-type": reply.content_type, "transfer-encoding": "chunked"} | reply.headers
-    lines = [f"HTTP/1.1 {reply.status} X", *(f"{name}: {value}" for name, value in headers.items())]
-    writer.write("\r\n".join([*lines, "", ""]).encode())
-    for part in reply.parts:
-        if isinstance(part, asyncio.Event):
-            await part.wait()
-        else:
-            await _chunk(writer, part)
-    while reply.endless:
-        await _chunk(writer, reply.endless)
-    if not reply.is_cut:
-        writer.write(b"0\r\n\r\n")
-    await writer.drain()
-
-
-async def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
-    await writer.drain()
 
 
 def data(value: object) -> bytes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
+import msgspec
+
 from antiphon.cli import database, kvoptions, options
-from antiphon.cli.models import find_model
+from antiphon.cli.models import find_model, read_catalogue, routed_models, upstream_keys
+from antiphon.cli.patience import add_patience_options, patience_of
 from antiphon.cli.process import Reporter, run_process
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import BadRequest
@@ -35,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_model_options(made, several=True)
     options.add_listen_options(made, options.PORT)
     options.add_routing_option(made)
+    add_patience_options(made)
     options.add_proxy_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
@@ -47,13 +51,15 @@ def run(args: argparse.Namespace) -> int:
     for url in args.worker:
         link_url(url)
     control = kvoptions.control_url(args.control_redis, os.environ)
-    if control is None and not args.worker:
-        raise BadRequest("which workers? Name them with --worker URL, or find them with --control-redis URL")
+    models = _models(args, has_workers=control is not None or bool(args.worker))
     settings = GatewaySettings(
         workers=tuple(args.worker),
         control=control,
-        models=_models(args),
+        models=models,
+        routes=read_catalogue(args.catalogue).routes,
+        upstream_keys=upstream_keys(models, os.environ),
         routing=PolicyName(args.routing),
+        patience=patience_of(args),
         host=args.host,
         port=args.port,
         secret=options.read_secret(args.secret_file),
@@ -69,11 +75,18 @@ def run(args: argparse.Namespace) -> int:
         return run_process(main, args.host, args.port, supervised=args.supervised)
 
 
-def _models(args: argparse.Namespace) -> tuple[ModelEntry, ...]:
-    """Those that were named, each once. Raises BadRequest, NotFound."""
+def _models(args: argparse.Namespace, *, has_workers: bool) -> tuple[ModelEntry, ...]:
+    """Those that were named, each once, and the catalogue's routed ones. Raises BadRequest, NotFound."""
+    routed = routed_models(read_catalogue(args.catalogue))
+    if not has_workers and not any(entry.upstream is not None for entry in routed):
+        raise BadRequest(
+            "who computes? Name workers with --worker URL, find them with --control-redis URL, or name other "
+            "servers in a --catalogue"
+        )
+    named = args.model or ([options.DEFAULT_MODEL] if has_workers else [])
     found: dict[str, ModelEntry] = {}
-    for model in args.model or [options.DEFAULT_MODEL]:
-        entry = find_model(model, args.catalogue, args.context)
-        if found.setdefault(entry.name, entry) != entry:
-            raise BadRequest(f"--model {model}: there is another model of the name {entry.name!r}")
+    for entry in [*(find_model(model, args.catalogue, args.context) for model in named), *routed]:
+        other = found.setdefault(entry.name, entry)
+        if msgspec.structs.replace(other, context=entry.context) != entry:
+            raise BadRequest(f"--model: there are two models of the name {entry.name!r}")
     return tuple(found.values())

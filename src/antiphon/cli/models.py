@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,29 @@ def find_model(model: str, catalogue: Path | None, context: int | None) -> Model
     """
     entry = _find(model, catalogue)
     return entry if context is None else msgspec.structs.replace(entry, context=context)
+
+
+def find_own_model(model: str, catalogue: Path | None, context: int | None) -> ModelEntry:
+    """As `find_model`, for who computes it. Raises BadRequest for a model of an upstream, too."""
+    entry = find_model(model, catalogue, context)
+    if entry.upstream is not None:
+        raise BadRequest(
+            f"--model {model}: another server computes it; a gateway whose --catalogue holds it asks there"
+        )
+    return entry
+
+
+def routed_models(catalogue: Catalogue) -> list[ModelEntry]:
+    """The entries that a gateway serves without being told: upstreams, and what routes name."""
+    names = [name for route in catalogue.routes for name in route.models]
+    upstreams = [entry for entry in catalogue.entries() if entry.upstream is not None]
+    return list(dict.fromkeys([*upstreams, *map(catalogue.find, names)]))
+
+
+def upstream_keys(entries: Iterable[ModelEntry], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that entries name, where they are set."""
+    names = {entry.upstream.api_key_env for entry in entries if entry.upstream is not None}
+    return {name: environ[name] for name in names if name is not None and name in environ}
 
 
 def _find(model: str, catalogue: Path | None) -> ModelEntry:

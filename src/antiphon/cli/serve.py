@@ -26,7 +26,8 @@ from antiphon.cli import database, kvoptions, options
 from antiphon.cli.checks import read_available_memory
 from antiphon.cli.child import Child, Program, StartFailed
 from antiphon.cli.console import Console
-from antiphon.cli.models import find_model
+from antiphon.cli.models import find_own_model
+from antiphon.cli.patience import add_patience_options, patience_arguments
 from antiphon.cli.process import address_error
 from antiphon.cli.redisserver import NoServer, RedisServer, RedisSettings, find_server
 from antiphon.cli.runfolder import RunCard, run_folder
@@ -56,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=options.whole(1, 64), default=1, metavar="N", help="worker processes")
     options.add_listen_options(made, options.PORT)
     options.add_routing_option(made)
+    add_patience_options(made)
     options.add_proxy_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
@@ -78,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 1 when a process could not be started. Raises BadRequest, NotFound."""
     database.check_gateway(args, os.environ)
-    entry = find_model(args.model, args.catalogue, args.context)
+    entry = find_own_model(args.model, args.catalogue, args.context)
     locate(entry)
     _require_free(args.host, args.port)
     redis = _Redis(
@@ -181,7 +183,7 @@ class _Serve:
     def _gateway(self, workers: Sequence[SupervisedCommand], redis: _Redis) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
-        routing = ["--routing", self._args.routing]
+        routing = ["--routing", self._args.routing, *patience_arguments(self._args)]
         callers = database.gateway_arguments(self._args)
         return self._command(
             CommandSettings(

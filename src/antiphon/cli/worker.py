@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from urllib.parse import urlsplit
 
 from antiphon.cli import kvoptions, options
 from antiphon.cli.checks import read_available_memory
-from antiphon.cli.models import find_model
+from antiphon.cli.models import find_own_model
 from antiphon.cli.process import Reporter, run_process
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Role
@@ -20,6 +21,7 @@ from antiphon.worker.weightcache import cache_folder
 
 _PORT = 8100
 _EVERY_HOST = ("0.0.0.0", "::", "")
+_HERE = ("127.0.0.1", "::1", "localhost")
 _MAX_ADDRESS = 512
 
 
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises BadRequest; EngineFault when the engine died."""
     lease = _lease(args)
     settings = WorkerSettings(
-        entry=find_model(args.model, args.catalogue, args.context),
+        entry=find_own_model(args.model, args.catalogue, args.context),
         secret=options.read_secret(args.secret_file),
         name=args.name,
         host=args.host,
@@ -79,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     )
     reporter = Reporter("worker", args.host, supervised=args.supervised)
     log = configure_logging(level=args.log_level).bind(worker=args.name)
+    if lease is not None and _is_out_of_reach(lease, args.host):
+        log.warning("lease.only_here", advice="gateways elsewhere need --host or --advertise")
     main = run_worker(settings, reporter.ready, reporter.progress, log)
     return run_process(main, args.host, args.port, supervised=args.supervised)
 
@@ -96,3 +100,10 @@ def _lease(args: argparse.Namespace) -> LeaseSettings | None:
             "add --advertise http://HOST:PORT"
         )
     return None if url is None else LeaseSettings(url, args.advertise)
+
+
+def _is_out_of_reach(lease: LeaseSettings, host: str) -> bool:
+    """Whether the lease lies where other machines see it, with an address that they cannot use."""
+    advertised = urlsplit(lease.advertise).hostname if lease.advertise is not None else host
+    places = lease.url.addresses
+    return advertised in _HERE and not any(place.is_unix or place.host in _HERE for place in places)

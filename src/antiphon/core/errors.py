@@ -143,3 +143,9 @@ class DeadlineExceeded(AntiphonError):
     status = 504
     type = "server_error"
     code = "deadline_exceeded"
+
+
+def refusal_of(error: AntiphonError) -> str:
+    """An error as an output carries it: its code, how long to wait, its message."""
+    wait = "" if error.retry_after_s is None else f";{error.retry_after_s:g}"
+    return f"{error.code}{wait}: {error.message}"

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.course import Course, Source, Speaker
+from antiphon.gateway.course import Source, Speaker
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.models import AnyModel, RelayedModel, json_response
 from antiphon.gateway.parse import parse_chat, read_body
@@ -51,12 +51,12 @@ class ChatCompletions:
         request = parse_chat(await read_body(scope, receive, self._desk.limits.max_body_bytes))
         messages = chat_messages(request.messages)
 
-        def start(model: AnyModel, account: Account) -> Source:
+        def start(model: AnyModel, its: Account) -> Source:
             if isinstance(model, RelayedModel):
-                return self._desk.relay(request, messages, model, account)
-            return self._desk.generate(request, model, [model.chat_prompt(messages)], account)
+                return self._desk.relay(request, messages, model, its)
+            return self._desk.generate(request, model, [model.chat_prompt(messages)], its)
 
-        course = Course(self._desk.choose(request, account), start, account, self._desk.log)
+        course = self._desk.course(request, start, account)
         async with self._desk.attend(course, account, receive):
             writer = ChatWriter(request, course, account)
             if request.stream:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.course import Course, Source, Speaker
+from antiphon.gateway.course import Source, Speaker
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.logprobs import completion_logprobs
 from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, json_response
@@ -38,17 +38,17 @@ class Completions:
         request = parse_completion(await read_body(scope, receive, self._desk.limits.max_body_bytes))
         echoes: list[str] = []
 
-        def start(model: AnyModel, account: Account) -> Source:
+        def start(model: AnyModel, its: Account) -> Source:
             if isinstance(model, RelayedModel):
                 raise BadRequest(
                     f"The model {model.name!r} takes chats only: use /v1/chat/completions.", param="model"
                 )
             prompts = prompts_of(request, model)
-            if request.echo:
+            if request.echo and its is account:
                 echoes[:] = [prompt.text for prompt in prompts for _ in range(request.n or 1)]
-            return self._desk.generate(request, model, [prompt.ids for prompt in prompts], account)
+            return self._desk.generate(request, model, [prompt.ids for prompt in prompts], its)
 
-        course = Course(self._desk.choose(request, account), start, account, self._desk.log)
+        course = self._desk.course(request, start, account)
         async with self._desk.attend(course, account, receive):
             writer = CompletionWriter(request, course, account, echoes)
             if request.stream:

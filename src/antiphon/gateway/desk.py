@@ -10,7 +10,7 @@ import array
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -20,13 +20,14 @@ from antiphon.core.generation import Generation, Terminal
 from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.account import Account
 from antiphon.gateway.callers import Caller
-from antiphon.gateway.course import Course
+from antiphon.gateway.course import Course, Start
+from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, ServedModels, context_too_long
 from antiphon.gateway.sampling import sampling_of
-from antiphon.gateway.schema import ChatRequest, GeneratingRequest
+from antiphon.gateway.schema import ChatRequest, CompletionRequest, GeneratingRequest
 from antiphon.gateway.sse import watch_client
 from antiphon.gateway.text import TextStream
-from antiphon.gateway.upstreamchat import chat_body, salt_of
+from antiphon.gateway.upstreamchat import chat_body
 from antiphon.gateway.upstreamtext import UpstreamText
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
@@ -54,15 +55,16 @@ class Desk:
         backend: Backend,
         scopes: ScopeMaker,
         limits: Limits,
+        mirror: Mirror,
         log: Logger,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self._models = models
         self._backend = backend
         self._scopes = scopes
         self.limits = limits
         self.log = log
-        self._draw = draw
+        self._mirror = mirror
+        self._draw = random.random
         self._courses: set[Course] = set()
 
     def abort_all(self) -> None:
@@ -70,8 +72,18 @@ class Desk:
         for course in tuple(self._courses):
             course.end(Terminal.ABORTED)
 
-    def choose(self, request: GeneratingRequest, account: Account) -> list[AnyModel]:
-        """The models that may answer, in the order in which they are asked. Raises NotFound."""
+    def course(self, request: GeneratingRequest, start: Start, account: Account) -> Course:
+        """The way along the models that may answer; a copy may go elsewhere. Raises NotFound."""
+        models = self._choose(request, account)
+        if isinstance(request, CompletionRequest):  # for those who take plain text, where there are some
+            models = [model for model in models if isinstance(model, ServedModel)] or models
+        mirror = self._models.mirror(request.model, self._draw())
+        if mirror is not None:
+            self._mirror.copy(mirror, start, account)
+        return Course(models, start, account, self.log)
+
+    def _choose(self, request: GeneratingRequest, account: Account) -> list[AnyModel]:
+        """In the order in which they are asked."""
         account.is_stream = bool(request.stream)
         safety = request.safety_identifier if isinstance(request, ChatRequest) else None
         session = session_key(
@@ -84,9 +96,7 @@ class Desk:
     ) -> UpstreamText:
         """An answer of an upstream that is sent messages."""
         upstream = model.upstream
-        salt = request.cache_salt
-        if upstream.settings.salts:
-            salt = salt_of(self._scope(request, _caller(account)), upstream.name)
+        salt = upstream.salt_of(self._scope(request, _caller(account))) or request.cache_salt
         return UpstreamText(model, chat_body(request, messages, upstream.model, salt), request, account)
 
     def generate(

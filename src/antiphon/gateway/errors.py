@@ -88,11 +88,15 @@ def of_output(finish: Terminal, detail: str | None) -> AntiphonError | None:
 
 
 def _refusal(detail: str) -> AntiphonError:
-    code, _, message = detail.partition(": ")
+    head, _, message = detail.partition(": ")
+    code, _, wait = head.partition(";")
     kind = _REFUSALS.get(code)
     if kind is None:
         return EngineFault("The worker could not take this request. Please try again.")
-    return kind(message, code=code)
+    error = kind(message, code=code)
+    if wait:
+        error.retry_after_s = float(wait)
+    return error
 
 
 def raise_ours(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -23,6 +23,7 @@ from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
+from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import ServedModels
 from antiphon.kv.controlredis import ControlRedis
 from antiphon.kv.leases import Leases
@@ -30,10 +31,13 @@ from antiphon.kv.redisurl import StoreUrl
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.backends import Backends, Workers
-from antiphon.router.dispatch import Dispatcher
+from antiphon.router.dispatch import Dispatcher, FailureHandling
 from antiphon.router.registry import Registry
 from antiphon.router.rivals import PolicyName
+from antiphon.router.upstreamdialects import dialect_of
+from antiphon.router.upstreamids import IdsUpstream
 from antiphon.router.upstreams import Upstreams
+from antiphon.router.watch import Patience
 from antiphon.store.database import Database
 from antiphon.store.keys import KeyStore
 
@@ -52,6 +56,7 @@ class GatewaySettings:
     routes: tuple[RouteEntry, ...] = ()
     upstream_keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # by environment variable
     routing: PolicyName = PolicyName.COST
+    patience: Patience = field(default_factory=Patience)
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     secret: str = ""  # shared with the workers
@@ -99,9 +104,18 @@ async def _serve_callers(
 ) -> None:
     metrics = GatewayMetrics()
     upstreams = Upstreams.of(settings.models, settings.upstream_keys, metrics.upstreams, WallClock(), log)
+    mirror = Mirror(metrics.upstreams, log)
     try:
-        dispatcher = Dispatcher(settings.workers, settings.secret, log, routing=settings.routing)
-        desk, models = _desk(settings, dispatcher, upstreams, log)
+        failure = FailureHandling(settings.patience, metrics.failover)
+        dispatcher = Dispatcher(
+            settings.workers, settings.secret, log, routing=settings.routing, failure=failure
+        )
+        models = ServedModels.load(
+            settings.models, settings.public_systems, settings.routes, upstreams.by_name
+        )
+        limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
+        backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
+        desk = Desk(models, backends, ScopeMaker(settings.scope_secret), limits, mirror, log)
         callers = Callers(ring, is_loopback=is_loopback(settings.host))
         app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams))
         registry = _registry(settings, dispatcher, metrics, log)
@@ -115,16 +129,21 @@ async def _serve_callers(
                 for task in (links, keys, *readers):
                     task.cancel()
     finally:
+        await mirror.close()
         await upstreams.close()
 
 
-def _desk(
-    settings: GatewaySettings, dispatcher: Dispatcher, upstreams: Upstreams, log: Logger
-) -> tuple[Desk, ServedModels]:
-    models = ServedModels.load(settings.models, settings.public_systems, settings.routes, upstreams.by_name)
-    limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
-    backends = Backends(Workers(dispatcher), {})
-    return Desk(models, backends, ScopeMaker(settings.scope_secret), limits, log), models
+def _by_ids(
+    entries: Sequence[ModelEntry], models: ServedModels, upstreams: Upstreams
+) -> dict[str, IdsUpstream]:
+    """Backends of the models whose upstreams take token ids."""
+    found = {}
+    for entry in entries:
+        if entry.upstream is not None and entry.upstream.takes_ids:
+            model = models.served(entry.name)
+            dialect = dialect_of(entry.upstream, model.tokenizer.encode)
+            found[entry.name] = IdsUpstream(upstreams.by_name[entry.name], dialect, model.context_tokens)
+    return found
 
 
 def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
@@ -148,7 +167,7 @@ def _registry(
         return None
     leases = Leases(ControlRedis(settings.control), settings.secret)
     offered = {entry.name for entry in settings.models}
-    return Registry(leases, dispatcher.fleet, offered.__contains__, metrics, WallClock(), log)
+    return Registry(leases, dispatcher.fleet, offered.__contains__, metrics.registry, WallClock(), log)
 
 
 class _Server(uvicorn.Server):

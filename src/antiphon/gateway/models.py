@@ -137,6 +137,12 @@ class ServedModels:
         model = None if route is None else mirror_model(route, draw)
         return None if model is None else self._by_name[model]
 
+    def served(self, name: str) -> ServedModel:
+        """The model of this name, which has a text side, public or not."""
+        model = self._by_name[name]
+        assert isinstance(model, ServedModel)
+        return model
+
     def card(self, name: str) -> Model:
         """What clients see of one model or route. Raises NotFound."""
         route = self._routes.get(name)

@@ -7,7 +7,6 @@ wished. What is read is typed; what does not fit raises msgspec.ValidationError.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +23,7 @@ _AS_THEY_CAME = (
     *("top_k", "min_p", "min_tokens", "ignore_eos"),
     *("user", "safety_identifier", "prompt_cache_key"),
 )
+_NULL = msgspec.Raw(b"null")
 _ENDS = {
     "stop": Terminal.STOP,
     "length": Terminal.LENGTH,
@@ -50,11 +50,6 @@ def chat_body(
         if value is not None:
             body[name] = value
     return msgspec.json.encode(body)
-
-
-def salt_of(scope: bytes, upstream: str) -> str:
-    """What keeps the KV of one scope apart there. Tells nothing of the scope, which is a secret of ours."""
-    return hashlib.sha256(b"\0".join((b"antiphon upstream salt", upstream.encode(), scope))).hexdigest()
 
 
 class _TopLogprob(msgspec.Struct, frozen=True):
@@ -135,12 +130,17 @@ class ChunkUsage(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `error` is there instead of an answer."""
+    """One event of a chat stream."""
 
     choices: list[ChunkChoice] = []
     usage: ChunkUsage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
     system_fingerprint: str | None = None
+
+    @property
+    def fault(self) -> bytes | None:
+        """The error object that is there instead of an answer, as JSON."""
+        return None if self.error == _NULL else bytes(self.error)
 
 
 read_chunk = msgspec.json.Decoder(Chunk).decode

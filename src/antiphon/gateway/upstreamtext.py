@@ -116,8 +116,8 @@ class UpstreamText:
             chunk = read_chunk(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise senseless(name) from None  # no cause: it quotes the event
-        if chunk.error is not None and bytes(chunk.error) != b"null":
-            raise of_event(name, bytes(chunk.error))
+        if chunk.fault is not None:
+            raise of_event(name, chunk.fault)
         self._fingerprint = self._fingerprint or chunk.system_fingerprint or ""
         if chunk.usage is not None:
             self._usage = _merged(self._usage, chunk.usage)

@@ -12,6 +12,7 @@ Knows no text: what events mean is the caller's business, who says with `heard` 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
@@ -81,6 +82,13 @@ class Upstream:
     def call(self, url: str, body: bytes) -> UpstreamCall:
         """A request to be made: enter it."""
         return UpstreamCall(self, url, body)
+
+    def salt_of(self, scope: bytes) -> str | None:
+        """What keeps the KV of one scope apart there. Tells nothing of the scope, a secret of ours."""
+        if not self.settings.salts:
+            return None
+        parts = (b"antiphon upstream salt", self.name.encode(), scope)
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
     async def close(self) -> None:
         """Close the connections."""

@@ -21,6 +21,7 @@ import msgspec
 from antiphon.core.errors import AntiphonError, BadRequest, Busy, ContextTooLong, NoReplica, UpstreamFault
 
 MAX_RETRY_AFTER_S = 3600.0
+_NULL = msgspec.Raw(b"null")  # in a union msgspec would not see it
 _MAX_WORDS = 500
 _MAX_NAME = 64
 _OURS = frozenset({401, 403, 404, 405, 407})  # what only the operator can mend
@@ -29,7 +30,7 @@ _OURS = frozenset({401, 403, 404, 405, 407})  # what only the operator can mend
 class _Body(msgspec.Struct, frozen=True):
     """OpenAI's envelope, and the flat one of older servers."""
 
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
     message: object = None
     code: object = None
 
@@ -127,9 +128,9 @@ def _after(error: AntiphonError, seconds: float | None) -> AntiphonError:
 def _read(body: bytes) -> _Words:
     try:
         envelope = _body.decode(body)
-        if envelope.error is None:
-            return _Words(envelope.message, None, None, envelope.code)
         raw = bytes(envelope.error)
+        if raw == bytes(_NULL):
+            return _Words(envelope.message, None, None, envelope.code)
         return _Words(msgspec.json.decode(raw, type=str)) if raw.startswith(b'"') else _words.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Words()
