@@ -1,4 +1,4 @@
-"""KV tiers for tests of the worker's bridge: one that does as it is told, and a real one that can be held up."""
+"""KV tiers for tests of the bridge: one that does as it is told, and a real one that can be held up."""
 
 from __future__ import annotations
 
