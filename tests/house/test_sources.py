@@ -20,6 +20,8 @@ CATCHERS = {
     "src/antiphon/kv/fetcher.py",  # a fault of ours costs a fetch, not the thread
     "src/antiphon/kv/writer.py",  # nor the writer's
     "src/antiphon/worker/kvbridge.py",  # a tier that breaks costs reuse, not answers
+    "src/antiphon/worker/lease.py",  # a fault of ours costs a beat, not the lease
+    "src/antiphon/router/registry.py",  # nor the gateway
     "src/antiphon/worker/enginethread.py",  # the engine thread dies: every answer ends, the process is told
 }
 # Where **keywords stand for a foreign signature.

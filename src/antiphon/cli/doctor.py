@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from antiphon import __version__
-from antiphon.cli import checks, kvoptions, options, redischecks
+from antiphon.cli import checks, controlchecks, kvoptions, options, redischecks
 from antiphon.cli.checks import Finding
 from antiphon.cli.models import find_model
 from antiphon.core.cores import usable_cores
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--host", default=options.LOOPBACK, help="address `serve` would listen on")
     made.add_argument("--port", type=options.port, default=options.PORT, help="port `serve` would listen on")
     kvoptions.add_serve_store_option(made)
+    kvoptions.add_control_option(made, default=kvoptions.AUTO)
     made.add_argument("--json", action="store_true", help="print the findings as one JSON list")
     return made
 
@@ -53,3 +54,5 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from checks.check_model(entry, options.MAX_SEQUENCES, checks.read_available_memory())
     yield checks.check_port(args.host, args.port)
     yield from redischecks.check_store(kvoptions.chosen_store(args.redis, os.environ, kvoptions.AUTO))
+    choice = kvoptions.chosen_control(args.control_redis, os.environ, kvoptions.AUTO)
+    yield from controlchecks.check_control(choice)

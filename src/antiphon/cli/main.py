@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "keys": "create, list and revoke the keys of callers",
     "doctor": "check this machine and say what to do",
+    "fleet": "list the workers that gateways find",
     "kv": "look into the store of KV blocks, and empty it",
     "gateway": "run one gateway process",
     "worker": "run one worker process",

@@ -62,17 +62,16 @@ class ControlRedis:
         They are no transaction. Where a cluster's shard is away its commands are refused, or the call
         fails.
         """
+        is_sound = False
         try:
             async with asyncio.timeout(timeout_s):
                 replies = await self._run(commands)
+            is_sound = not any(map(_is_loss, replies))
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            await self.close()
             raise ControlFault(_text(error) or f"no answer within {timeout_s:g} s") from error
-        except BaseException:
-            await self.close()
-            raise
-        if any(isinstance(reply, Exception) and not isinstance(reply, ResponseError) for reply in replies):
-            await self.close()  # a shard is away: look again where it is
+        finally:
+            if not is_sound:
+                await self.close()
         return [Refusal(_text(reply)) if isinstance(reply, Exception) else reply for reply in replies]
 
     async def close(self) -> None:
@@ -130,6 +129,11 @@ def _options(login: Login, tls: Tls | None) -> dict[str, Any]:
             "ssl_keyfile": tls.key,
         }
     return options
+
+
+def _is_loss(reply: object) -> bool:
+    """Whether a shard was lost on the way: the others have answered."""
+    return isinstance(reply, Exception) and not isinstance(reply, ResponseError)
 
 
 def _text(error: BaseException) -> str:

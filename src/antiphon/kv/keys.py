@@ -24,12 +24,10 @@ from antiphon.kv.namespace import NAMESPACE_BYTES
 SCOPE_TAG_BYTES = 4
 PROBE_NONCE_BYTES = 8
 
-WORKERS_KEY = "antiphon:workers"
-
 _CONTEXT = "antiphon 2026-11-30 kv scope tag v1"
 _PREFIX = "antiphon:kv"
-_WORKER_PREFIX = "antiphon:worker"
 _CONTROL_PREFIX = "antiphon:control"
+WORKERS_KEY = f"{_CONTROL_PREFIX}:workers"
 _BLOCK_KEY = re.compile(
     rf"{_PREFIX}:([0-9a-f]{{{2 * NAMESPACE_BYTES}}}):([0-9a-f]{{{2 * SCOPE_TAG_BYTES}}})"
     rf":([0-9a-f]{{{2 * HASH_BYTES}}})(?::(0|[1-9][0-9]{{0,8}}))?",
@@ -83,7 +81,7 @@ PATTERNS: tuple[KeyPattern, ...] = (
         name="lease",
         role=Role.CONTROL,
         type="string",
-        pattern=f"{_WORKER_PREFIX}:<worker id, 32 hex>",
+        pattern=f"{_CONTROL_PREFIX}:worker:<worker id, 32 hex>",
         ttl="6 s; renewed every 2 s by the worker",
         writer="that worker (SET PX; DEL when it has drained)",
         readers="gateways, antiphon fleet (GETRANGE, so that a huge value costs nothing; PTTL)",
@@ -116,7 +114,7 @@ ACL = {
     Role.KV: "ACL SETUSER NAME on >PASSWORD ~antiphon:kv:* -@all +get +set +pexpire +unlink +ping "
     "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`; "
     "a cluster needs +cluster|slots +asking as well)",
-    Role.CONTROL: "ACL SETUSER NAME on >PASSWORD ~antiphon:worker:* ~antiphon:workers ~antiphon:control:* "
+    Role.CONTROL: "ACL SETUSER NAME on >PASSWORD ~antiphon:control:* "
     "-@all +set +getrange +pttl +del +sadd +srem +srandmember +pexpire +ping +select "
     "+info (this one is for `antiphon doctor`; a cluster needs +cluster|slots +command +asking as well)",
 }
@@ -160,7 +158,7 @@ def lease_key(worker_id: str) -> str:
     """The key of a worker's lease. ValueError where that is no worker's id."""
     if not is_worker_id(worker_id):
         raise ValueError(f"{worker_id!r} is no worker's id")
-    return f"{_WORKER_PREFIX}:{worker_id}"
+    return f"{_CONTROL_PREFIX}:worker:{worker_id}"
 
 
 def control_probe_key(nonce: bytes, kind: str) -> str:

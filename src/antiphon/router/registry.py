@@ -20,7 +20,7 @@ from antiphon.kv.alarm import Alarm
 from antiphon.kv.controlredis import ControlFault
 from antiphon.kv.leases import Found, Leases
 from antiphon.obs.log import Logger
-from antiphon.obs.metrics import GatewayMetrics
+from antiphon.obs.metrics import RegistryMetrics
 from antiphon.router.fleet import Fleet
 from antiphon.router.link import link_url
 from antiphon.router.members import Change, Members
@@ -36,7 +36,7 @@ class Registry:
         leases: Leases,
         fleet: Fleet,
         serves: Callable[[str], bool],
-        metrics: GatewayMetrics,
+        metrics: RegistryMetrics,
         clock: Clock,
         log: Logger,
     ) -> None:
@@ -49,8 +49,8 @@ class Registry:
         self._read_s = clock.now()
         self._has_news: bool | None = None  # None: not tried yet
         self._metrics = metrics
-        metrics.registry_age_s.set_function(lambda: clock.now() - self._read_s)
-        metrics.registry_workers.set_function(lambda: self._members.num_known)
+        metrics.age_s.set_function(lambda: clock.now() - self._read_s)
+        metrics.workers.set_function(lambda: self._members.num_known)
 
     async def run(self) -> None:
         """Ends only when cancelled."""
@@ -93,7 +93,7 @@ class Registry:
 
     def _refuse(self, worker_id: str, fault: LeaseFault) -> None:
         self._alarm.ring(fault.value, worker_id)
-        self._metrics.leases_refused.labels(fault.value).inc()
+        self._metrics.refused.labels(fault.value).inc()
 
     def _tell_refusal(self, reason: str, worker_id: str) -> None:
         self._log.warning("lease.refused", reason=reason, worker_id=worker_id)
@@ -111,11 +111,11 @@ class Registry:
         if not self._has_news:
             self._log.info("registry.read", redis=str(self._leases))
         self._has_news = True
-        self._metrics.registry_reads.labels("done").inc()
+        self._metrics.reads.labels("done").inc()
 
     def _miss(self, reason: str) -> None:
         self._members.lost_sight()
         if self._has_news is not False:
             self._log.warning("registry.lost", redis=str(self._leases), reason=reason)
         self._has_news = False
-        self._metrics.registry_reads.labels("failed").inc()
+        self._metrics.reads.labels("failed").inc()

@@ -9,7 +9,7 @@ from prometheus_client import Counter
 
 from antiphon.kv.breaker import BreakerState
 from antiphon.kv.stats import KvStats, StoreStats
-from antiphon.obs.metrics import KvMetrics
+from antiphon.obs.kvmetrics import KvMetrics
 
 K = TypeVar("K", bound=str)
 

@@ -175,3 +175,28 @@ def test_bad_cache_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parser.parse_args(arguments)
     assert end.value.code == 2
+
+
+class TestControlRedis:
+    """Where workers have their leases."""
+
+    def test_option_goes_before_the_environment(self) -> None:
+        """And neither means: none."""
+        environ = {kvoptions.CONTROL_VARIABLE: "redis://there:1", kvoptions.REDIS_VARIABLE: "redis://kv:1"}
+        here = kvoptions.control_url("redis://here:1", environ)
+        assert here is not None
+        assert str(here) == "here:1"
+        assert str(kvoptions.control_url(None, environ)) == "there:1"
+        assert kvoptions.control_url("none", environ) is None
+        assert kvoptions.control_url(None, {kvoptions.REDIS_VARIABLE: "redis://kv:1"}) is None
+
+    def test_serve_starts_one_unless_told_otherwise(self) -> None:
+        """The default is auto."""
+        said = serve_parser().parse_args([]).control_redis
+        assert kvoptions.chosen_control(said, {}, kvoptions.AUTO) == kvoptions.AUTO
+        assert kvoptions.chosen_control(said, {kvoptions.CONTROL_VARIABLE: "none"}, kvoptions.AUTO) == "none"
+
+    def test_mistake_in_the_environment_names_the_variable(self) -> None:
+        """Not the option, which nobody gave."""
+        with pytest.raises(BadRequest, match=kvoptions.CONTROL_VARIABLE):
+            kvoptions.control_url(None, {kvoptions.CONTROL_VARIABLE: "auto"})

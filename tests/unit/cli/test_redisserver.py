@@ -19,6 +19,7 @@ from redis.retry import Retry
 from antiphon.cli import leash
 from antiphon.cli.child import Child, StartFailed
 from antiphon.cli.redisserver import NoServer, RedisServer, RedisSettings, find_server, ping
+from antiphon.kv.keys import Role
 from support.redisserver import find_redis
 
 pytestmark = pytest.mark.skipif(not leash.IS_SUPPORTED, reason="a Redis of our own is started on Linux only")
@@ -140,6 +141,17 @@ def test_clients_have_room_for_values_in_flight(memory_mib: int, clients_mib: in
     """A twentieth of the memory, but never less than a handful of blocks takes: who has less is cut off."""
     command = RedisServer(RedisSettings(Path("server"), folder, memory_mib * 2**20)).begin()
     assert command[command.index("--maxmemory-clients") + 1] == str(clients_mib * 2**20)
+
+
+async def test_control_server_never_evicts(folder: Path) -> None:
+    """Beside the other one: a socket, a name and a rule of its own."""
+    settings = RedisSettings(Path(find_redis()), folder, 64 * 2**20, Role.CONTROL)
+    server = RedisServer(settings)
+    async with running(_server(folder), print), running(server, print):
+        assert server.name == "control redis"
+        assert server.url.endswith("/control.sock")
+        with _connect(server) as client:
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
 async def test_socket_is_private(folder: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,17 +116,19 @@ def test_leftovers_of_a_killed_run_are_not_found_and_removed_by_the_next(state: 
 
 
 def test_deep_state_folder_gets_runs_with_short_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """A unix socket's path has a hard limit: the runs then lie elsewhere, still private, still found."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+    request.addfinalizer(lambda: shutil.rmtree(short))
+    monkeypatch.setattr("tempfile.tempdir", str(short))
     state = tmp_path / ("deep" * 30)
     state.mkdir()
     other = tmp_path / ("peed" * 30)
     other.mkdir()
     with run_folder(state) as folder:
         assert state not in folder.parents
-        assert len(os.fsencode(folder / "kv.sock")) < 107
+        assert len(os.fsencode(folder / "control.sock")) < 107
         assert folder.parent.stat().st_mode & 0o077 == 0
         _card().write(folder)
         assert living_runs(state) == [_card()]

@@ -115,17 +115,17 @@ async def test_login_by_the_advised_acl_may_do_all() -> None:
     with redis_server(*user) as server:
         url = server.url.replace("redis://", "redis://control:right@")
         async with opened(url) as redis:
-            worker = "antiphon:worker:" + 32 * "0"
+            worker = "antiphon:control:worker:" + 32 * "0"
             replies = await redis.run(
                 [
                     ("SET", worker, "x", "PX", 1000),
                     ("GETRANGE", worker, 0, 9),
                     ("PTTL", worker),
                     ("DEL", worker),
-                    ("SADD", "antiphon:workers", "m"),
-                    ("PEXPIRE", "antiphon:workers", 1000),
-                    ("SRANDMEMBER", "antiphon:workers", 9),
-                    ("SREM", "antiphon:workers", "m"),
+                    ("SADD", "antiphon:control:workers", "m"),
+                    ("PEXPIRE", "antiphon:control:workers", 1000),
+                    ("SRANDMEMBER", "antiphon:control:workers", 9),
+                    ("SREM", "antiphon:control:workers", "m"),
                     ("GETRANGE", "antiphon:kv:x", 0, 9),
                 ]
             )
@@ -156,7 +156,7 @@ async def test_tls_is_verified(tmp_path: Path) -> None:
 
 async def test_cluster_whose_keys_lie_on_several_shards() -> None:
     """One call reaches all shards; while one is away a call fails or says which commands it refused."""
-    keys = [f"antiphon:worker:{number}" for number in range(20)]
+    keys = [f"antiphon:control:worker:{number}" for number in range(20)]
     with redis_cluster() as cluster:
         async with opened(cluster.url) as redis:
             assert all(await redis.run([("SET", key, key) for key in keys]))

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.blockhash import PUBLIC_SCOPE
+from antiphon.core.lease import new_worker_id
 from antiphon.core.scope import ScopeMaker
 from antiphon.kv.keys import (
+    ACL,
     PATTERNS,
+    WORKERS_KEY,
     BlockKey,
     KeyPattern,
+    Role,
     block_key,
+    control_probe_key,
+    lease_key,
     match_blocks,
     parse_block_key,
     probe_key,
@@ -121,13 +127,16 @@ def test_every_pattern_is_told_in_full(pattern: KeyPattern) -> None:
         ("block", block_key(b"namespc1", b"tag1", HASH)),
         ("block", block_key(b"namespc1", b"tag1", HASH, 12)),
         ("probe", probe_key(b"nonce-01")),
+        ("lease", lease_key(new_worker_id())),
+        ("workers", WORKERS_KEY),
+        ("control probe", control_probe_key(b"nonce-01", "value")),
     ],
 )
 def test_the_declared_pattern_is_the_one_in_use(name: str, made: str) -> None:
     """What the page says of a key fits the keys that are made."""
     (declared,) = (pattern.pattern for pattern in PATTERNS if pattern.name == name)
     shape = re.sub(r"<[^<>]*, (\d+) hex>", r"[0-9a-f]{\1}", declared)
-    shape = shape.replace("[:<rank>]", r"(:\d+)?")
+    shape = shape.replace("[:<rank>]", r"(:\d+)?").replace("<kind>", "[a-z]+")
     assert "<" not in shape
     assert re.fullmatch(shape, made)
 
@@ -139,3 +148,16 @@ def test_a_probe_is_no_block() -> None:
     assert not fnmatch.fnmatchcase(probe, match_blocks())
     with pytest.raises(ValueError, match="nonce"):
         probe_key(b"short")
+
+
+@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "*" * 32, "A" * 32])
+def test_only_ids_become_keys_of_leases(text: str) -> None:
+    """What comes out of a set in Redis is checked before it is a part of a key."""
+    with pytest.raises(ValueError, match="no worker's id"):
+        lease_key(text)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_rights_that_are_advised_reach_the_keys_of_the_role_alone(role: Role) -> None:
+    """One pattern, the prefix that all its keys have."""
+    assert re.findall(r"~(\S+)", ACL[role]) == [f"antiphon:{role}:*"]

@@ -136,7 +136,7 @@ async def test_leases_in_a_cluster() -> None:
             held = []
             for server in cluster.servers:
                 with server.client() as client:
-                    held.append(len(client.keys("antiphon:worker:*")))
+                    held.append(len(client.keys("antiphon:control:worker:*")))
             assert sum(held) == 12
             assert max(held) < 12
             found = await leases.read(await leases.ids())

@@ -72,7 +72,7 @@ async def reading(url: str, *static: str, offers: Sequence[str] = ("scripted",))
     dispatcher = Dispatcher(static, SECRET, lines.logger())
     fleet = dispatcher.fleet
     async with leases_at(url) as leases:
-        made = Registry(leases, fleet, offers.__contains__, metrics, WallClock(), lines.logger())
+        made = Registry(leases, fleet, offers.__contains__, metrics.registry, WallClock(), lines.logger())
         tasks = [asyncio.create_task(dispatcher.run()), asyncio.create_task(made.run())]
         try:
             yield Reading(fleet, metrics, lines)

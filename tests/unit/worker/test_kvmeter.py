@@ -12,7 +12,7 @@ from antiphon.kv.codec import BadValueReason
 from antiphon.kv.gate import Rates
 from antiphon.kv.stats import KvStats, StoreStats
 from antiphon.kv.store import FaultKind
-from antiphon.obs.metrics import KvMetrics
+from antiphon.obs.kvmetrics import KvMetrics
 from antiphon.worker.kvmeter import KvMeter
 
 STORE = StoreStats(
