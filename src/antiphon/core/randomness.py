@@ -1,4 +1,4 @@
-"""Counter-based randomness: a draw is a pure function of (seed, choice, position).
+"""Counter-based randomness: a draw is a pure function of (seed, choice, position), and of the id.
 
 A seed therefore gives the same draws whatever else is in the batch, whichever worker computes
 them, and after a failover in mid-answer. Nothing here keeps state.
@@ -15,13 +15,12 @@ _DRAW = struct.Struct("<qII")
 _MANTISSA_BITS = 53
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """The draw in [0, 1) for answer position `position` of choice `choice`.
+def draw_key(seed: int, choice: int, position: int) -> int:
+    """64 bits from which all draws for answer position `position` of choice `choice` are made.
 
     `seed` is any signed 64-bit integer; `choice` and `position` are below 2**32.
     """
-    digest = blake3(_DRAW.pack(seed, choice, position)).digest(length=8)
-    return (int.from_bytes(digest, "little") >> (64 - _MANTISSA_BITS)) / (1 << _MANTISSA_BITS)
+    return int.from_bytes(blake3(_DRAW.pack(seed, choice, position)).digest(length=8), "little")
 
 
 def fresh_seed() -> int:

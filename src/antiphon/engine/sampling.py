@@ -1,9 +1,8 @@
 """Chooses the next token from a row of logits. Pure: numpy in, ids out, no state but the penalty counts.
 
 A choice is a function of (row, sampling, answer ids so far, choice index, position) and of nothing
-else: not of the batch, not of earlier draws. The draw is the inverse of the cumulated distribution
-IN ID ORDER at `u = uniform(seed, choice, position)`. Id order, not order of probability: when batch
-arithmetic swaps two near-equal logits, the cumulated sums barely move and the same id comes out.
+else: not of the batch, not of earlier draws. The draw is a race (race.py) under a key made of (seed,
+choice, position): logits that batch arithmetic moved a little seldom change the id.
 
 The order of the filters is that of the fields of `Sampling`. Among equal logits the lowest id wins:
 in greedy choice, at the edge of top_k, at the edge of top_p and among the reported logprobs.
@@ -21,14 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Sampling, TokenLogprobs
-from antiphon.core.randomness import uniform
+from antiphon.core.randomness import draw_key
+from antiphon.engine.race import race
 
 Row: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.intp]
@@ -117,7 +117,6 @@ class Sampler:
     def _sample(self, scores: Row, highest: np.float32, position: int) -> int:
         """Draw from `scores`, whose finite maximum is `highest`, after temperature and filters."""
         sampling = self._sampling
-        u = uniform(sampling.seed, self._choice, position)
         ids: Ids | None = None  # None: all of them
         if 0 < sampling.top_k < scores.size:
             ids = _highest(scores, sampling.top_k)
@@ -128,7 +127,7 @@ class Sampler:
         if kept is not None:
             weights = weights[kept]
             ids = kept if ids is None else ids[kept]
-        index = _draw(weights, u)
+        index = race(weights, ids, draw_key(sampling.seed, self._choice, position))
         return index if ids is None else int(ids[index])
 
 
@@ -193,37 +192,30 @@ def _nucleus(weights: Row, min_p: float, top_p: float) -> Ids | None:
     if not is_short and highest.sum(dtype=np.float64) < goal:
         highest = weights
     highest = np.sort(highest)[::-1]
-    num = _crossing(highest, goal, "left") + 1
+    num = _crossing(highest, goal) + 1
     nucleus = _cut(weights, highest[num - 1], num)
     return nucleus if kept is None else kept[nucleus]
 
 
-def _draw(weights: Row, u: float) -> int:
-    """The first index whose cumulated weight passes `u` times the total. Never one of weight 0."""
-    return _crossing(weights, u * float(weights.sum(dtype=np.float64)), "right")
-
-
-def _crossing(weights: Row, goal: float, side: Literal["left", "right"]) -> int:
-    """The first index whose cumulated weight reaches ("left") or passes ("right") `goal`.
+def _crossing(weights: Row, goal: float) -> int:
+    """The first index whose cumulated weight reaches `goal`.
 
     Sums runs first and cumulates inside one of them: numpy takes 150 µs or more to cumulate 49k
     floats and 30 to sum them.
     """
     sums = np.add.reduceat(weights, np.arange(0, weights.size, _SUM_RUN), dtype=np.float64)
-    run, rest = _crossing_and_rest(sums, goal, side)
+    run, rest = _crossing_and_rest(sums, goal)
     start = run * _SUM_RUN
-    return start + _crossing_and_rest(weights[start : start + _SUM_RUN], rest, side)[0]
+    return start + _crossing_and_rest(weights[start : start + _SUM_RUN], rest)[0]
 
 
-def _crossing_and_rest(
-    weights: NDArray[np.floating], goal: float, side: Literal["left", "right"]
-) -> tuple[int, float]:
+def _crossing_and_rest(weights: NDArray[np.floating], goal: float) -> tuple[int, float]:
     """As `_crossing`, with what of the goal lies inside that index.
 
     Where rounding leaves the goal beyond the total it is the last index of positive weight.
     """
     cumulated = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(cumulated, goal, side=side))
+    index = int(np.searchsorted(cumulated, goal, side="left"))
     index = min(index, int(np.searchsorted(cumulated, cumulated[-1], side="left")))
     return index, goal - (float(cumulated[index - 1]) if index else 0.0)
 
