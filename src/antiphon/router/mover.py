@@ -83,6 +83,7 @@ class Mover:
             _end(answer, left, Terminal.LOST)
         else:
             self._parked.append(_Parked(answer, left, cause, self._clock.now()))
+            self._metrics.parked.set(self.num_parked)
 
     def try_elsewhere(
         self, answer: Answer, choices: Sequence[int], cause: Cause, avoid: WorkerLink
@@ -115,6 +116,7 @@ class Mover:
                 _end(parked.answer, left, Terminal.LOST)
             elif left:
                 self._parked.append(replace(parked, choices=left))
+        self._metrics.parked.set(self.num_parked)
 
     def end_parked(self) -> None:
         """Nothing that waits will go on."""

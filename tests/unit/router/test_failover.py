@@ -15,66 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
-from antiphon.engine.scripted import END_ID
 from antiphon.router import mover as mover_module
-from antiphon.router.answer import Answer, Reader
 from antiphon.router.dispatch import Dispatcher
 from antiphon.router.failover import continuations
-from support.computing import computing, dies, engine
+from support.computing import SAMPLING, computing, dies, make_generation, outputs_of, said, undisturbed
 from support.dispatchers import dispatcher, until
 from support.loopback import LoopbackWorker, Session, saying, worker_info
-
-SAMPLING = Sampling(
-    seed=11,
-    max_tokens=40,
-    temperature=1.0,
-    top_p=0.95,
-    frequency_penalty=0.7,
-    presence_penalty=0.4,
-    logprobs=2,
-    min_tokens=10,
-    stop_ids=(END_ID,),
-)
-
-
-def make_generation(n: int = 1, sampling: Sampling = SAMPLING, name: str = "g") -> Generation:
-    return Generation(
-        id=name,
-        model="scripted",
-        sampling=sampling,
-        token_ids=list(b"Once upon a time"),
-        num_prompt_tokens=16,
-        n=n,
-        timeout_s=60.0,
-    )
-
-
-def undisturbed(generation: Generation) -> list[list[object]]:
-    """What each choice is when nothing happens."""
-    made = engine()
-    made.add(generation)
-    outputs: list[StepOutput] = []
-    while made.has_work:
-        outputs += made.step()
-    return [said(outputs, choice) for choice in range(generation.n)]
-
-
-def said(outputs: list[StepOutput], choice: int) -> list[object]:
-    """Ids with their log probabilities and the end of one choice, however they were grouped."""
-    mine = [output for output in outputs if output.choice == choice]
-    tokens: list[object] = [pair for o in mine for pair in zip(o.ids, o.logprobs or (), strict=True)]
-    return [*tokens, *(o.finish for o in mine if o.finish is not None)]
-
-
-async def outputs_of(answer: Answer) -> list[StepOutput]:
-    """Everything an answer said, once it has ended."""
-    reader = Reader([answer], idle_s=60)
-    found: list[StepOutput] = []
-    async with asyncio.timeout(20):
-        while (events := await reader.read()) is not None:
-            found += [output for _, output in events]
-    reader.close()
-    return found
 
 
 async def answer_of(made: Dispatcher, generation: Generation) -> list[list[object]]:
