@@ -2,7 +2,7 @@
 
     docs/config.md      commands and options, from their parsers
     docs/api.md         request fields, from the gateway's schema and the notes in scripts/fields.py
-    docs/metrics.md     metrics, from obs/metrics.py
+    docs/metrics.md     metrics, from obs/metrics.py and obs/kvmetrics.py
     docs/redis-keys.md  keys in Redis, from kv/keys.py
     docs/break-even.md  bandwidth from which fetching KV pays, from kv/breakeven.py
     docs/benchmarks.md  by the benches themselves, from their stored runs
@@ -123,7 +123,7 @@ def _metrics_in(group: object) -> list[Counter | Gauge | Histogram]:
     for value in vars(group).values():
         if isinstance(value, Counter | Gauge | Histogram):
             found.append(value)
-        elif type(value).__module__ == GatewayMetrics.__module__:
+        elif type(value).__module__.startswith("antiphon.obs."):
             found += _metrics_in(value)
     return found
 

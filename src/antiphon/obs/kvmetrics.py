@@ -1,4 +1,4 @@
-"""The metrics of the KV tiers behind a worker's engine. Rules as in metrics.py."""
+"""The metrics of the KV tiers behind a worker's engine, by what they are about. Rules as in metrics.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class KvMetrics:
-    """What the KV tiers behind a worker's engine did. Written when the worker's page is asked for."""
+    """All of them. Written when the worker's page is asked for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.prompts = KvPromptMetrics(registry)
+        self.host = KvHostMetrics(registry)
+        self.store = KvStoreMetrics(registry)
+        self.rates = KvRateMetrics(registry)
+
+
+class KvPromptMetrics:
+    """Where the KV of prompts came from, and what that was worth."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.blocks_wanted = Counter(
@@ -27,6 +37,25 @@ class KvMetrics:
             "Estimated: computing what was taken over, less fetching it.",
             registry=registry,
         )
+
+
+class KvHostMetrics:
+    """The memory of this process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.num_bytes = Gauge("antiphon_kv_host_bytes", "Payload in the host tier.", registry=registry)
+        self.num_blocks = Gauge("antiphon_kv_host_blocks", "Blocks in the host tier.", registry=registry)
+        self.evicted = Counter(
+            "antiphon_kv_host_evictions",
+            "Blocks that left the host tier for want of room.",
+            registry=registry,
+        )
+
+
+class KvStoreMetrics:
+    """The shared store, as this worker meets it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.fetched_bytes = Counter(
             "antiphon_kv_fetched_bytes", "Payload taken over from the store.", registry=registry
         )
@@ -35,7 +64,7 @@ class KvMetrics:
         )
         self.bad_values = Counter(
             "antiphon_kv_bad_values",
-            "Values refused and deleted, by the check that failed.",
+            "Values refused, by the check that failed; deleted, but for key: signed with one unknown here.",
             ["reason"],
             registry=registry,
         )
@@ -67,13 +96,12 @@ class KvMetrics:
         self.queued_bytes = Gauge(
             "antiphon_kv_queued_bytes", "Bytes on their way.", ["operation"], registry=registry
         )
-        self.host_bytes = Gauge("antiphon_kv_host_bytes", "Payload in the host tier.", registry=registry)
-        self.host_blocks = Gauge("antiphon_kv_host_blocks", "Blocks in the host tier.", registry=registry)
-        self.host_evicted = Counter(
-            "antiphon_kv_host_evictions",
-            "Blocks that left the host tier for want of room.",
-            registry=registry,
-        )
+
+
+class KvRateMetrics:
+    """What the cost gate goes by."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.store_rtt_s = Gauge(
             "antiphon_kv_store_rtt_seconds", "The gate's estimate of a round trip.", registry=registry
         )
@@ -83,5 +111,10 @@ class KvMetrics:
         self.prefill_tokens_per_s = Gauge(
             "antiphon_kv_prefill_tokens_per_second",
             "The gate's estimate of how fast prompts are computed.",
+            registry=registry,
+        )
+        self.import_bytes_per_s = Gauge(
+            "antiphon_kv_import_bytes_per_second",
+            "The gate's estimate of how fast the engine puts blocks into place.",
             registry=registry,
         )

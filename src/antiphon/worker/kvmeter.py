@@ -8,6 +8,7 @@ from typing import TypeVar
 from prometheus_client import Counter
 
 from antiphon.kv.breaker import BreakerState
+from antiphon.kv.gate import Rates
 from antiphon.kv.stats import KvStats, StoreStats
 from antiphon.obs.kvmetrics import KvMetrics
 
@@ -23,25 +24,26 @@ class KvMeter:
 
     def take(self, stats: KvStats) -> None:
         """Account for what happened since the last call."""
-        metrics = self._metrics
+        prompts, host = self._metrics.prompts, self._metrics.host
         for source, count in (
             ("engine", stats.num_local),
             ("host", stats.num_host),
             ("store", stats.num_store),
             ("computed", stats.num_computed),
         ):
-            self._add(metrics.blocks_wanted, count, source)
-        self._add_all(metrics.decisions, stats.decisions)
-        self._add(metrics.saved_s, stats.saved_s)
-        self._add(metrics.fetched_bytes, stats.store_hit_bytes)
-        self._add(metrics.host_evicted, stats.host_evicted)
-        metrics.host_bytes.set(stats.host_bytes)
-        metrics.host_blocks.set(stats.host_blocks)
+            self._add(prompts.blocks_wanted, count, source)
+        self._add_all(prompts.decisions, stats.decisions)
+        self._add(prompts.saved_s, stats.saved_s)
+        self._add(self._metrics.store.fetched_bytes, stats.store_hit_bytes)
+        self._add(host.evicted, stats.host_evicted)
+        host.num_bytes.set(stats.host_bytes)
+        host.num_blocks.set(stats.host_blocks)
         if stats.store is not None:
             self._take_store(stats.store)
+            self._take_rates(stats.store.rates)
 
     def _take_store(self, store: StoreStats) -> None:
-        metrics = self._metrics
+        metrics = self._metrics.store
         self._add(metrics.fetch_s, store.get_s)
         self._add_all(metrics.bad_values, store.bad_values)
         self._add_all(metrics.faults, store.read_faults, "read")
@@ -58,9 +60,13 @@ class KvMeter:
             metrics.breaker_open.labels(operation).set(state is not BreakerState.CLOSED)
         for operation, num_bytes in (("read", store.fetching_bytes), ("write", store.queued_bytes)):
             metrics.queued_bytes.labels(operation).set(num_bytes)
-        metrics.store_rtt_s.set(store.rates.rtt_s)
-        metrics.store_bytes_per_s.set(1 / store.rates.byte_s)
-        metrics.prefill_tokens_per_s.set(store.rates.prefill_tokens_per_s)
+
+    def _take_rates(self, rates: Rates) -> None:
+        metrics = self._metrics.rates
+        metrics.store_rtt_s.set(rates.rtt_s)
+        metrics.store_bytes_per_s.set(1 / rates.byte_s)
+        metrics.import_bytes_per_s.set(1 / rates.import_byte_s)
+        metrics.prefill_tokens_per_s.set(rates.prefill_tokens_per_s)
 
     def _add_all(self, counter: Counter, totals: Mapping[K, int], *labels: str) -> None:
         for name, total in totals.items():

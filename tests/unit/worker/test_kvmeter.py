@@ -35,7 +35,7 @@ STORE = StoreStats(
     num_opened=1,
     queued_bytes=11,
     fetching_bytes=12,
-    rates=Rates(rtt_s=0.001, byte_s=1e-9, prefill_tokens_per_s=400.0),
+    rates=Rates(rtt_s=0.001, byte_s=1e-9, import_byte_s=5e-9, prefill_tokens_per_s=400.0),
 )
 STATS = KvStats(
     num_lookups=3,
@@ -89,7 +89,10 @@ def test_every_total_finds_its_counter() -> None:
         "antiphon_kv_breaker_open write": 0,
         "antiphon_kv_queued_bytes read": 12,
         "antiphon_kv_queued_bytes write": 11,
+        "antiphon_kv_store_rtt_seconds": 0.001,
         "antiphon_kv_store_bytes_per_second": 1e9,
+        "antiphon_kv_import_bytes_per_second": 2e8,
+        "antiphon_kv_prefill_tokens_per_second": 400,
     }
     assert {name: samples[name] for name in expected} == pytest.approx(expected)
 
