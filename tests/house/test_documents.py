@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from scripts.docs import DOCS, actions_of, pages
 
 from antiphon.cli.main import COMMANDS, load
+from antiphon.obs.metrics import GatewayMetrics, WorkerMetrics
 from support.sources import ROOT, markdown_files, name_of
 
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -80,6 +82,14 @@ def test_every_dependency_has_its_line() -> None:
 def test_generated_pages_are_current(name: str) -> None:
     """Pages made from code say what the code says; `make docs` writes them."""
     assert (DOCS / name).read_text("utf-8") == pages()[name]
+
+
+@pytest.mark.parametrize("metrics", [GatewayMetrics, WorkerMetrics])
+def test_every_metric_is_in_the_generated_page(metrics: type[GatewayMetrics] | type[WorkerMetrics]) -> None:
+    """docs/metrics.md knows each one that a process shows, whichever part of the code declares it."""
+    page = (DOCS / "metrics.md").read_text("utf-8")
+    families = text_string_to_metric_families(metrics().render().decode())
+    assert [f.name for f in families if f"`{f.name}`" not in page and f"`{f.name}_total`" not in page] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
