@@ -338,3 +338,18 @@ def test_closing_answers_whoever_waits(store: PuppetStore) -> None:
     cache.close()
     assert inbox.one().report.decision == "fault"
     assert tales.told == []
+
+
+def test_the_directory_learns_what_the_store_has_and_lacks(caches: list[KvCache], store: PuppetStore) -> None:
+    """What another worker wrote and was found; of a chain that ends early the first block that is missing."""
+    here, there = caches
+    blocks = chain(5)
+    here.keep(with_payloads(blocks[:3]))
+    assert here.drain(PATIENCE_S)
+    asked(there, blocks)
+    found = [block.hash for block in blocks[:3]]
+    assert there.directory.snapshot().hashes[Tier.STORE] == set(found)
+    events = there.directory.after(0)
+    assert events is not None
+    told = [(e.change, h) for e in events if e.tier is Tier.STORE for h in e.hashes]
+    assert told == [(Change.STORED, h) for h in found] + [(Change.REMOVED, blocks[3].hash)]

@@ -10,9 +10,12 @@ import pytest
 
 from antiphon.core.clock import VirtualClock, WallClock
 from antiphon.core.generation import Generation, StepOutput, Terminal
+from antiphon.core.kvblock import Tier
+from antiphon.engine.blocks import BlockManager
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Chunk
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
+from antiphon.kv.events import Directory
 from antiphon.obs.log import configure_logging
 from antiphon.worker import enginethread
 from antiphon.worker.enginethread import EngineThread, StepNews
@@ -255,3 +258,55 @@ async def test_stopping_saves_what_was_computed(timely: EngineThread, make_gener
     assert end.finish is Terminal.LOST
     num_full = (len(PROMPT) + end.position - 1) // 16
     assert [block.index for block, _ in tier.kept] == list(range(num_full))
+
+
+class Told:
+    """A directory whose changes can be waited for."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.directory.listen(lambda: loop.call_soon_threadsafe(self._changed.set))
+
+    async def until(self, is_met: Callable[[frozenset[bytes]], bool]) -> frozenset[bytes]:
+        """The hashes in the engine, as soon as this is true of them."""
+        async with asyncio.timeout(5):
+            while not is_met(held := self.directory.snapshot().hashes[Tier.ENGINE]):
+                self._changed.clear()
+                await self._changed.wait()
+        return held
+
+
+async def test_blocks_of_the_engine_are_noted_without_any_tiers(
+    thread: EngineThread, make_generation: Make
+) -> None:
+    """Full blocks when they are computed; what must make room goes from the directory as well."""
+    heard, told = Heard(), Told()
+    runner = ScriptedRunner(SCRIPTS["babble"], ScriptedSettings(), lambda seconds: None)
+    size = runner.block_tokens
+    await thread.start(lambda: Engine(runner, EngineSettings(num_blocks=4), VirtualClock()), heard.take)
+    thread.report_to(told.directory)
+    thread.submit(make_generation("a", list(range(3 * size)), max_tokens=1))
+    first = await told.until(lambda held: len(held) == 3)
+    assert first == set(await thread.held_hashes())
+    thread.submit(make_generation("b", [7] * 3 * size, max_tokens=1))
+    await heard.ended("b")
+    now = await told.until(lambda held: len(held - first) == 3)
+    assert now == set(await thread.held_hashes())
+    assert not first <= now
+    await thread.stop()
+
+
+async def test_more_changes_than_are_remembered_are_made_good(
+    thread: EngineThread, make_generation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block manager lost count: the directory is told what is held, and goes on."""
+    monkeypatch.setattr(BlockManager.__init__, "__defaults__", (2,))
+    heard, told = Heard(), Told()
+    await thread.start(build(), heard.take)
+    thread.report_to(told.directory)
+    thread.submit(make_generation("a", list(range(200)), max_tokens=1))
+    held = await told.until(lambda held: len(held) > 2)
+    assert held == set(await thread.held_hashes())
+    await thread.stop()
