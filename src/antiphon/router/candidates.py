@@ -16,9 +16,9 @@ from antiphon.core.generation import WorkerRates
 from antiphon.router.cost import PREFILL_TOKENS_PER_S, STEP_S, cost
 from antiphon.router.policy import NO_OVERLAP, Ask, ReplicaState, pick_of
 
-NUM_HOLDERS = 10  # of the prompt's beginning
-NUM_LEAST = 8  # that would be done soonest with a usual request
-NUM_RANDOM = 6  # so that a replica which reports nonsense, or knows no rates, is not left out for ever
+NUM_HOLDERS = 8  # of the prompt's beginning
+NUM_LEAST = 5  # that would be done soonest with a usual request
+NUM_RANDOM = 3  # so that a replica which reports nonsense, or knows no rates, is not left out for ever
 NUM_FEW = NUM_HOLDERS + NUM_LEAST + NUM_RANDOM
 
 _USUAL = Ask(num_tokens=1024, block_tokens=16)

@@ -55,11 +55,12 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) -> Cost:
     """What this request costs there. `peers` stand in for what the replica does not know of itself."""
     rates = state.rates
-    weight = min(max(state.weight, _LEAST_WEIGHT), _MOST_WEIGHT)
+    weight = state.weight
+    if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        weight = min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT)
     token_s = 1 / (weight * _rate(rates.prefill_tokens_per_s, peers.prefill_tokens_per_s))
     step_s = _seconds(rates.step_s, peers.step_s) / weight
-    most_sequences = state.max_sequences or MAX_SEQUENCES
-    fullness = state.sequences / most_sequences
+    fullness = state.sequences / (state.max_sequences or MAX_SEQUENCES)
     answer_tokens = min(ask.num_answer_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
     store = _store(rates, peers)
     prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, store)
@@ -101,16 +102,20 @@ def _pressure_s(ask: Ask, state: ReplicaState, answer_tokens: int) -> float:
         return 0.0
     num_tokens = ask.num_tokens + answer_tokens + state.dispatched_tokens
     num_left = state.free_blocks - num_tokens / ask.block_tokens
-    used = min(max(1 - num_left / state.num_blocks, 0.0), MOST_USED)
-    return PRESSURE_S * used / (1 - used)
+    used = 1 - num_left / state.num_blocks
+    if used <= 0:
+        return 0.0
+    return PRESSURE_S * used / (1 - used) if used < MOST_USED else PRESSURE_S * MOST_USED / (1 - MOST_USED)
 
 
 def _eviction_s(ask: Ask, state: ReplicaState, overlap: Overlap, block_s: float) -> float:
     """What the blocks that have to go are worth: the chance that they are missed, times their coming back."""
-    num_sent = state.dispatched_tokens / ask.block_tokens
-    num_empty = max(state.free_blocks - state.cached_blocks - num_sent, 0)
-    num_new = max(ask.num_tokens / ask.block_tokens - overlap.local_blocks, 0)
-    return REUSE_SHARE * min(max(num_new - num_empty, 0), state.cached_blocks) * block_s
+    num_empty = state.free_blocks - state.cached_blocks - state.dispatched_tokens / ask.block_tokens
+    num_new = ask.num_tokens / ask.block_tokens - overlap.local_blocks
+    num_out = num_new - num_empty if num_empty > 0 else num_new
+    if num_out <= 0:
+        return 0.0
+    return REUSE_SHARE * min(num_out, state.cached_blocks) * block_s
 
 
 def _store(rates: WorkerRates, peers: WorkerRates) -> tuple[float, float]:

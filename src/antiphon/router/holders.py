@@ -83,13 +83,13 @@ class HolderTable:
         before: Holders = -1  # nobody's slot
         start = 0
         while len(keys := chain.upto(start + STRIDE)) > start:
-            for depth in range(start, len(keys)):
-                key = keys[depth]
-                holders = get(key)
-                if holders is not before:
-                    if holders is None:
-                        return runs, depth
-                    runs.append(Run(depth, key, holders))
-                    before = holders
-            start = len(keys)
+            found = list(map(get, keys[start : start + STRIDE]))
+            if found.count(before) < len(found):  # else the run goes on; a third of the loop's time
+                for depth, holders in enumerate(found, start):
+                    if holders is not before:
+                        if holders is None:
+                            return runs, depth
+                        runs.append(Run(depth, keys[depth], holders))
+                        before = holders
+            start += len(found)
         return runs, start

@@ -119,8 +119,14 @@ class Survey:
         barred = {link.replica for link in avoid}
         states = self._ready(model, holders, barred) or self._ready(model, holders, ())
         block_tokens = next(iter(lookups)).block_tokens
-        overlaps = [_overlap(lookups[_family(self._infos[s.replica])], s) for s in states]
+        overlaps = self._overlaps(lookups, states)
         return View(_ask(generation, block_tokens), self._links, states, overlaps)
+
+    def _overlaps(self, lookups: Mapping[Family, Lookup], states: Sequence[ReplicaState]) -> list[Overlap]:
+        if len(lookups) == 1:
+            (lookup,) = lookups.values()
+            return [_overlap(lookup, state) for state in states]
+        return [_overlap(lookups[_family(self._infos[state.replica])], state) for state in states]
 
     def _ready(self, model: _Model, holders: Sequence[int], avoid: Collection[int]) -> list[ReplicaState]:
         """A few that take work at this moment."""

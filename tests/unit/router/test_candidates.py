@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from antiphon.core.generation import WorkerRates
-from antiphon.router.candidates import NUM_FEW, NUM_HOLDERS, Candidates
+from antiphon.router.candidates import NUM_FEW, NUM_HOLDERS, NUM_LEAST, NUM_RANDOM, Candidates
 from antiphon.router.cost import LeastCost
 from antiphon.router.policy import NO_OVERLAP, Ask, Overlap, ReplicaState
 
@@ -136,7 +136,7 @@ class CandidatesMachine(RuleBasedStateMachine):
         assert len(few) == len(names(few)) == min(len(self.model), len(few))
         assert all(self.model[state.replica] == state for state in few)
         assert len(few) <= NUM_FEW
-        assert len(few) >= min(len(self.model), 14)
+        assert len(few) >= min(len(self.model), NUM_LEAST + NUM_RANDOM)
 
 
 CandidatesMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=80)
