@@ -27,9 +27,12 @@ from bench import (
     kv_write,
     peers,
     report,
+    routing,
+    routing_decision,
     routing_live,
     scheduler,
     shared_prefix,
+    split,
 )
 from bench.errors import BenchFault
 from bench.machine import warn_if_busy
@@ -50,7 +53,10 @@ _BENCHES = {
     "shared-prefix": "chats with one system prompt against llama-server",
     "gateway": "the gateway against LiteLLM's proxy",
     "scheduler": "the engine's own time a step as the batch grows",
+    "routing": "routing policies side by side on public traces, on virtual time",
+    "router": "what one choice of a worker takes, and what the directory weighs",
     "routing-live": "routing policies side by side, before workers near saturation",
+    "split": "prefill and decode workers against as many that do both",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
     "kv-wire": "values to and from Redis against redis-py and redis-benchmark",
@@ -83,6 +89,15 @@ def _parser() -> argparse.ArgumentParser:
                 "--variant", action="append", choices=engine.VARIANTS, help="only this one; may be repeated"
             )
             bench.add_argument("--tuned", type=Path, metavar="PATH", help="tuned weights, without variant a")
+        if name == "routing":
+            folder = os.environ.get("ANTIPHON_TRACES")
+            bench.add_argument(
+                "--traces",
+                type=Path,
+                default=Path(folder) if folder else None,
+                metavar="DIR",
+                help="where the traces lie (ANTIPHON_TRACES)",
+            )
     peer = names.add_parser("peers", help="build or install a peer", epilog="example: … peers litellm")
     peer.add_argument("peer", choices=("llama-server", "litellm"))
     page = names.add_parser("docs", help="write docs/benchmarks.md", epilog="example: … docs --check")
@@ -127,6 +142,18 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
     if args.name == "scheduler":
         steps = scheduler.Settings.quick() if quick else scheduler.Settings()
         yield scheduler.run(steps, is_quick=quick)
+        return
+    if args.name == "split":
+        roles = split.Settings.quick() if quick else split.Settings()
+        yield await split.run(roles, is_quick=quick)
+        return
+    if args.name == "routing":
+        replays = routing.Settings.quick() if quick else routing.Settings()
+        yield routing.run(replays, args.traces, is_quick=quick)
+        return
+    if args.name == "router":
+        choices = routing_decision.Settings.quick() if quick else routing_decision.Settings()
+        yield routing_decision.run(choices, is_quick=quick)
         return
     if args.name == "routing-live":
         live = routing_live.Settings.quick() if quick else routing_live.Settings()

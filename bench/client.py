@@ -60,6 +60,7 @@ class Answer:
     num_cached: int = 0
     fault: str | None = None
     events: list[bytes] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # from each event with text to the next one
 
     @property
     def ttft_s(self) -> float:
@@ -163,7 +164,9 @@ class _Exchange(asyncio.Protocol):
             if not msgspec.json.decode(data, type=_Event).has_text:
                 self.recent.append(data)
                 return
-            answer.first_s = self.now_s
+            answer.first_s = answer.last_s = self.now_s
+        else:
+            answer.gaps_s.append(self.now_s - (answer.last_s or self.now_s))
         answer.num_events += 1
         answer.last_s = self.now_s
         self.recent.append(data)

@@ -72,7 +72,14 @@ class Fleet:
     folder: Path
     catalogue: Path | None = None
 
-    def worker(self, shape: Shape, *, weights: str | None = None, tiers: Tiers | None = None) -> Command:
+    def worker(
+        self,
+        shape: Shape,
+        *,
+        weights: str | None = None,
+        tiers: Tiers | None = None,
+        role: str | None = None,
+    ) -> Command:
         """A worker on a port of its own; it may be run again and again."""
         port = free_port()
         argv = [*self._argv("worker"), "--port", str(port)]
@@ -82,6 +89,8 @@ class Fleet:
             argv += ["--threads", str(shape.threads)]
         if weights is not None:
             argv += ["--weights", weights]
+        if role is not None:
+            argv += ["--role", role]
         if tiers is not None:
             argv += ["--redis", tiers.store, "--kv-host-mib", str(tiers.host_mib)]
         url = f"http://127.0.0.1:{port}"

@@ -13,12 +13,14 @@ _POLL_S = 0.02
 _LINK_S = 30.0
 
 
-async def metric(server: Server, name: str) -> float:
-    """The sum of a metric's samples. Raises BenchFault where there are none."""
+async def metric(server: Server, name: str, missing: float | None = None) -> float:
+    """The sum of a metric's samples, `missing` where there are none. Raises BenchFault where that is None."""
     async with httpx2.AsyncClient(trust_env=False) as http:
         text = (await http.get(server.url + "/metrics")).raise_for_status().text
     samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     values = [float(value) for sample, _, value in samples if sample.partition("{")[0] == name]
+    if not values and missing is not None:
+        return missing
     if not values:
         raise BenchFault(f"{server.command.name}'s /metrics has no {name}")
     return sum(values)

@@ -43,6 +43,18 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     role: Role
     namespace: str
 
+    @property
+    def reaches_store(self) -> bool:
+        """Workers whose store is away, or who have none, say a rate of 0."""
+        rates = self.state.rates  # NaN counts as away
+        is_measured = rates.store_rtt_s >= 0 and rates.import_s_per_block >= 0
+        return is_measured and rates.store_blocks_per_s > _LEAST_RATE
+
+    @property
+    def acting_role(self) -> Role:
+        """Without a store a role means nothing."""
+        return self.role if self.reaches_store else Role.BOTH
+
 
 class SplitReason(enum.StrEnum):
     """Why a prompt is split, or is not."""
@@ -113,10 +125,11 @@ def takers(ask: Ask, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Who may take this prompt whole.
 
     Prefill workers only where there is nobody else. Decode workers where that costs less than at any
-    worker that is for both, a decode worker's answers counting in full; or where there is none.
+    worker that is for both, a decode worker's answers counting in full; or where there is none. A worker
+    whose store is away can neither hand prompts over nor take them: it is for both then.
     """
-    general = [c for c in candidates if c.role is Role.BOTH]
-    decoders = [c for c in candidates if c.role is Role.DECODE]
+    general = [c for c in candidates if c.acting_role is Role.BOTH]
+    decoders = [c for c in candidates if c.acting_role is Role.DECODE]
     if not general or not decoders:
         return general or decoders or list(candidates)
     peers = peer_rates([c.state for c in candidates])
@@ -132,7 +145,7 @@ def _whole_s(ask: Ask, candidate: Candidate, peers: WorkerRates) -> float:
 
 def _best_pair(ask: Ask, family: Sequence[Candidate]) -> _Pair | None:
     """The best two of one namespace, None where no store joins them."""
-    joined = [c for c in family if c.state.rates.store_blocks_per_s > _LEAST_RATE]
+    joined = [c for c in family if c.reaches_store]
     if not any(c.state.rates.prefill_tokens_per_s > _LEAST_RATE for c in family):
         return None
     peers = peer_rates([c.state for c in family])
@@ -180,6 +193,6 @@ def _harm_s(candidate: Candidate, here: Cost, num_tokens: int, peers: WorkerRate
     rates = (state.rates.prefill_tokens_per_s, peers.prefill_tokens_per_s)
     tokens_per_s = next((rate for rate in rates if rate >= _LEAST_RATE), _LEAST_RATE)  # NaN is none
     computed_s = min(here.num_uncached, num_tokens) / (tokens_per_s * max(state.weight, _LEAST_WEIGHT))
-    if candidate.role is Role.DECODE:
+    if candidate.acting_role is Role.DECODE:
         return max(state.running, 1) * computed_s
     return ANSWER_WEIGHT * state.running * computed_s

@@ -109,7 +109,7 @@ def test_a_worker_without_its_store_takes_no_part(away: int) -> None:
     """Whoever of the two lost it; a third that has it takes the place."""
     lost = msgspec.structs.replace(RATES, store_blocks_per_s=0.0, store_rtt_s=0.0)
     both = fleet(running=4)
-    state = msgspec.structs.replace(both[away].state, rates=lost)
+    state = msgspec.structs.replace(both[away].state, rates=lost, waiting_tokens=20_000)
     both[away] = msgspec.structs.replace(both[away], state=state)
     assert plan(ask(4000), both).reason is SplitReason.NO_STORE
     role = Role.PREFILL if away == 0 else Role.DECODE
@@ -132,6 +132,14 @@ def test_who_takes_a_prompt_whole() -> None:
     assert takers(ask(4000), [prefill]) == [prefill]
     short = takers(ask(40), [prefill, worker(1, Role.DECODE), both])
     assert [c.state.replica for c in short] == [2, 1]
+
+
+def test_without_a_store_roles_mean_nothing() -> None:
+    """Nobody stands idle because Redis is away; who still reaches it keeps its role."""
+    away = WorkerRates(prefill_tokens_per_s=500.0, step_s=0.02)
+    prefill, decode = worker(0, Role.PREFILL, rates=away), worker(1, Role.DECODE, running=4, rates=away)
+    assert takers(ask(4000), [prefill, decode]) == [prefill, decode]
+    assert takers(ask(4000), [worker(0, Role.PREFILL), decode]) == [decode]
 
 
 FLOATS = st.one_of(st.just(0.0), st.floats(0.0, 1e6), st.sampled_from([math.nan, math.inf]))
@@ -194,11 +202,11 @@ def test_without_a_store_nothing_is_split(workers: list[Candidate], num_tokens: 
 
 @given(workers=st.lists(ANY_WORKER, min_size=1, max_size=6), num_tokens=st.integers(1, 10_000))
 def test_somebody_takes_it_whole(workers: list[Candidate], num_tokens: int) -> None:
-    """Wherever there are workers, and no prefill worker while there are others."""
+    """Wherever there are workers, and no prefill worker at its post while there are others."""
     found = takers(ask(num_tokens), workers)
     assert found
-    if any(c.role is not Role.PREFILL for c in workers):
-        assert all(c.role is not Role.PREFILL for c in found)
+    if any(c.acting_role is not Role.PREFILL for c in workers):
+        assert all(c.acting_role is not Role.PREFILL for c in found)
 
 
 @given(

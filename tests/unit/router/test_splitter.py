@@ -138,15 +138,14 @@ async def test_a_prefill_worker_alone_answers() -> None:
 
 
 async def test_without_a_store_one_worker_does_it_all() -> None:
-    """Workers whose store is away say rates of 0."""
+    """Workers whose store is away say rates of 0: then the one that is idle, whatever it is for."""
     away = WorkerRates(500.0, 0.02)
-    prefill, decode = (
-        Worker(computing, Role.PREFILL, away),
-        Worker(saying("hi"), Role.DECODE, away, running=4),
-    )
+    prefill = Worker(saying("hi"), Role.PREFILL, away)
+    decode = Worker(saying("no"), Role.DECODE, away, running=4)
     async with dispatcher(prefill, decode) as made:
         assert await text_of(made.start(make_generation())) == (b"hi", [Terminal.STOP])
-        assert prefill.submits.empty()
+        assert not prefill.submits.get_nowait().is_prefill_only
+        assert decode.submits.empty()
 
 
 async def dying(session: Session, generation: Generation) -> None:
