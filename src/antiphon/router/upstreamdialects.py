@@ -219,7 +219,7 @@ class LlamaServer:
             "n_predict": sampling.max_tokens,
             "cache_prompt": True,
             "seed": (sampling.seed + choice) % _UINT32_MAX,
-            "repeat_last_n": -1,
+            "repeat_last_n": sampling.max_tokens,  # it counts prompt tokens too where the answer is shorter
             "ignore_eos": not sampling.stop_ids,
             "logit_bias": [[token_id, bias] for token_id, bias in sampling.logit_bias],
             "response_fields": _LLAMA_LAST_FIELDS,
