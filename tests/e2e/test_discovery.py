@@ -18,11 +18,15 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.support.served import PATIENCE_S, serving
 
 from antiphon.cli import leash
 from antiphon.cli.runfolder import living_runs
 from antiphon.core.lease import Lease
+from antiphon.kv import redisurl
 from support.redisserver import RedisServer, find_redis, redis_server
 
 COMMAND = (sys.executable, "-m", "antiphon.cli.main")
@@ -107,9 +111,9 @@ def until(is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
         time.sleep(0.02)
 
 
-def ask(gateway: Started | str, text: str = "Hello") -> httpx2.Response:
+def ask(gateway: Started | str, text: str = "Hello", model: str = "scripted") -> httpx2.Response:
     url = gateway if isinstance(gateway, str) else gateway.url
-    body = {"model": "scripted", "messages": [{"role": "user", "content": text}]}
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
     return httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=PATIENCE_S)
 
 
@@ -170,6 +174,28 @@ def test_gateway_with_nothing_but_a_redis_that_is_down(tmp_path: Path, server: R
             until(lambda: answers(again), within_s=WELL_WITHIN_S)
         finally:
             server.resume()
+
+
+def test_one_gateway_for_several_models(tmp_path: Path, server: RedisServer) -> None:
+    """Each request goes to a worker of its model; one that nobody serves now is a 503, an unknown one 404."""
+    catalogue = tmp_path / "models.toml"
+    catalogue.write_text('[[model]]\nname="other"\nengine="scripted"\nscript="noise"\ncontext=512\n')
+    options = ("--catalogue", str(catalogue), "--model", "other")
+    with fleet_in(tmp_path, server.url) as fleet, ThreadPoolExecutor(4) as pool:
+        starts = [
+            pool.submit(fleet.worker, "one"),
+            pool.submit(fleet.worker, "two", *options),
+            pool.submit(fleet.gateway, *options),
+            pool.submit(fleet.gateway),
+        ]
+        _, two, both, alone = [start.result() for start in starts]
+        until(lambda: num_up(both) == 2 and num_up(alone) == 1)
+        assert ask(both).json()["choices"][0]["message"]["content"] == "Hello"
+        assert ask(both, model="other").json()["choices"][0]["message"]["content"] != "Hello"
+        assert ask(alone, model="other").status_code == 404
+        two.stop()
+        assert ask(both, model="other").status_code == 503
+        assert answers(both)
 
 
 def test_stopped_worker_leaves_and_comes_back(tmp_path: Path, server: RedisServer) -> None:
@@ -262,3 +288,33 @@ def test_worker_joins_a_running_serve(tmp_path: Path) -> None:
             until(lambda: num_up(served.url) == 1)
             assert answers(served.url)
         assert served.stop() == 0
+
+
+@pytest.mark.skipif(not leash.IS_SUPPORTED, reason="a Redis of our own is started on Linux only")
+def test_killed_control_redis_of_serve_comes_back(tmp_path: Path) -> None:
+    """kill -9: nobody notices but the log; an empty one starts at its place and has the lease in a beat."""
+    find_redis()
+    options = ("--model", "scripted", "--port", "0", "--control-redis", "auto")
+    with serving(*options, ANTIPHON_CONTROL_REDIS_URL="") as served:
+        (card,) = living_runs(Path(served.process_environ("XDG_STATE_HOME")) / "antiphon")
+        assert card.control is not None
+        url = redisurl.parse(card.control).addresses[0].host
+
+        def pid_and_size() -> tuple[int, int] | None:
+            try:
+                with redis.Redis(unix_socket_path=url, retry=Retry(NoBackoff(), 0)) as client:
+                    return int(client.info("server")["process_id"]), client.dbsize()
+            except redis.RedisError:
+                return None
+
+        until(lambda: (pid_and_size() or (0, 0))[1] == 2)
+        before = pid_and_size()
+        assert before is not None
+        os.kill(before[0], signal.SIGKILL)
+        assert all(answers(served.url) for _ in range(5))
+        until(lambda: (now := pid_and_size()) is not None and now[0] != before[0] and now[1] == 2)
+        assert answers(served.url)
+        family = served.children()
+        assert len(family) == 3
+        assert served.stop() == 0
+        assert not any(process.is_running() for process in family)

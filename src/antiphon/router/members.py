@@ -73,7 +73,8 @@ class Members:
             address, lease = found
             is_ours = self._serves(lease.info.model)
             self._known[worker_id] = _Known(address if is_ours else None)
-            if is_ours and not lease.load.draining and address not in self._fixed | self._brought.keys():
+            is_new = address not in self._fixed and address not in self._brought
+            if is_ours and is_new and not lease.load.draining:
                 add.append(address)
                 self._brought[address] = None
         return Change(tuple(add), tuple(self._take_leave(up, now)))
