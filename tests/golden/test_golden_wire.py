@@ -54,6 +54,7 @@ VARYING = [
     (re.compile(r"req_[0-9a-f]{32}"), "req_ID"),
     (re.compile(r'"created":\d+'), '"created":TIME'),
     (re.compile(r"(?m)^(date|openai-processing-ms): .*$"), r"\1: VARIES"),
+    (re.compile(r"(?m)^(x-antiphon-route: \S+ \S+) .*$"), r"\1 COST"),
 ]
 
 

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.types import Receive
@@ -103,15 +103,13 @@ class Desk:
         self, request: GeneratingRequest, model: ServedModel, prompts: Sequence[list[int]], account: Account
     ) -> TextStream:
         """An answer of ids. Raises BadRequest, ContextTooLong, NoReplica."""
-        answers: list[Answer] = []
-        account.answers = answers
-        try:
+        account.answers = answers = []
+        with ExitStack() as started:  # those before one that cannot start end again
             for generation in self._generations(request, model, prompts, account):
-                answers.append(self._start(generation))
-        except BaseException:
-            for answer in answers:
-                answer.abort()
-            raise
+                answer = self._start(generation)
+                started.callback(answer.abort)
+                answers.append(answer)
+            started.pop_all()
         return TextStream(answers, model, request.stops, account, self.log)
 
     def _generations(

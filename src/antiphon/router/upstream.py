@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -176,12 +177,11 @@ class UpstreamCall:
     async def __aenter__(self) -> Self:
         """Send it. Raises Busy, NoReplica, BadRequest, UpstreamFault."""
         self._upstream.begin()
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(self)  # left again where one of the next two fails
             self._response = await self._patiently(self._upstream.send(self._url, self._body))
             await self._check(self._response)
-        except BaseException as error:
-            await self._leave(error)
-            raise
+            stack.pop_all()
         return self
 
     async def __aexit__(
