@@ -31,7 +31,10 @@ FORWARDERS = {"src/antiphon/tokens/sandbox.py"}  # jinja2's
 RIM = {"src/antiphon/worker/trial.py", "src/antiphon/engine/llama.py"}
 # Unit tests of something that several modules do together.
 TOPICS = {
+    "engine/test_load.py",
     "engine/test_offers.py",
+    "engine/test_prefill_only.py",
+    "router/test_faults.py",
     "gateway/test_chunks.py",
     "gateway/test_envelope.py",
     "gateway/test_logprob_shapes.py",
