@@ -11,7 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon.core.catalogue import ModelEntry
-from support.gateways import Gateway, gateway_to
+from antiphon.core.kvblock import Tier
+from antiphon.core.wire import BlockChange, Blocks
+from support.gateways import Gateway, gateway, gateway_to
+from support.loopback import LoopbackWorker, saying
 from support.served import state_of_its_own
 from support.workerprocess import SECRET, WorkerProcess, worker_processes
 
@@ -93,3 +96,28 @@ async def test_a_killed_worker_is_forgotten_and_begins_anew(workers: Workers) ->
                 assert await until(running, False) == {second.url.removeprefix("http"): 0.0}
                 await chat(running)
                 await until(running, True)
+
+
+async def test_a_gap_in_the_news_is_asked_about_and_healed() -> None:
+    """Row 37: the worker is asked once for a snapshot, and believed; a message of another life is not."""
+    worker = LoopbackWorker(saying("hi"))
+    worker.life = 5
+    worker.first_words = [told(1, [1, 2], part=0)]
+    async with gateway(worker) as running, asyncio.timeout(20):
+        await until(running, True)
+        (session,) = worker.sessions
+        await session.tell(told(9, [7], life=4))
+        await session.tell(told(3, [3]))
+        await session.tell(told(4, [4]))
+        assert await worker.resyncs.get() is session
+        await session.tell(told(4, [1, 2, 3, 4, 5], part=0))
+        while set((await blocks(running)).values()) != {5.0}:
+            await session.send()
+        assert worker.resyncs.empty()
+        await running.proves_alive()
+
+
+def told(number: int, keys: list[int], part: int | None = None, life: int = 5) -> Blocks:
+    """A worker says that these are in its engine."""
+    joined = b"".join(key.to_bytes(8, "little") for key in keys)
+    return Blocks(life, number, [BlockChange(Tier.ENGINE, True, joined)], part, is_last=part is not None)
