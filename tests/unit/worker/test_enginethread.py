@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from antiphon.core.clock import VirtualClock, WallClock
@@ -242,6 +243,29 @@ async def test_outputs_leave_before_blocks_are_copied(timely: EngineThread, make
     await timely.stop()
     assert waits
     assert all(waits)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_the_end_of_a_prefill_leaves_once(
+    timely: EngineThread, make_generation: Make, is_written: bool
+) -> None:
+    """When its blocks are written, told from another thread; or, unwritten, when the worker stops."""
+    heard, tier, is_kept = Heard(), PuppetTier(is_writing=True), threading.Event()
+    tier.on_keep = is_kept.set
+    await timely.start(build_for_tiers, heard.take)
+    timely.attach(tier)
+    timely.submit(msgspec.structs.replace(make_generation("g~p", PROMPT), is_prefill_only=True))
+    await timely.held_hashes()
+    tier.deliver("g~p")
+    assert await asyncio.to_thread(is_kept.wait, 5)
+    await timely.held_hashes()  # its step is over, to the last command
+    assert heard.outputs == []
+    if is_written:
+        await asyncio.to_thread(tier.written)
+        await heard.ended("g~p")
+    await timely.stop()
+    await heard.ended("g~p")
+    assert [(output.finish, output.ids) for output in heard.outputs] == [(Terminal.LENGTH, [])]
 
 
 async def test_stopping_saves_what_was_computed(timely: EngineThread, make_generation: Make) -> None:
