@@ -42,7 +42,8 @@ class Request:
     @property
     def session(self) -> bytes:
         """What its conversation has in common: the block after the one that all may share."""
-        return str(self.blocks[1] if len(self.blocks) > 1 else self.blocks[0]).encode()
+        first_own = next((block for block in self.blocks if block > 0), 0)  # the public ones share block 0
+        return str(first_own).encode()
 
 
 def read(folder: Path | None, name: str, most: int | None = None) -> list[Request]:
