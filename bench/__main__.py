@@ -16,6 +16,7 @@ import uvloop
 from bench import (
     docs,
     engine,
+    failover,
     gateway,
     kv_evict,
     kv_levers,
@@ -56,6 +57,7 @@ _BENCHES = {
     "routing": "routing policies side by side on public traces, on virtual time",
     "router": "what one choice of a worker takes, and what the directory weighs",
     "routing-live": "routing policies side by side, before workers near saturation",
+    "failover": "workers killed and stopped at random under streams that must not notice",
     "split": "prefill and decode workers against as many that do both",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
@@ -154,6 +156,10 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
     if args.name == "router":
         choices = routing_decision.Settings.quick() if quick else routing_decision.Settings()
         yield routing_decision.run(choices, is_quick=quick)
+        return
+    if args.name == "failover":
+        faults = failover.Settings.quick() if quick else failover.Settings()
+        yield await failover.run(faults, is_quick=quick)
         return
     if args.name == "routing-live":
         live = routing_live.Settings.quick() if quick else routing_live.Settings()

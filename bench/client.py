@@ -60,6 +60,7 @@ class Answer:
     num_cached: int = 0
     fault: str | None = None
     events: list[bytes] = field(default_factory=list)
+    event_s: list[float] = field(default_factory=list)  # when each of them came
     gaps_s: list[float] = field(default_factory=list)  # from each event with text to the next one
 
     @property
@@ -160,6 +161,8 @@ class _Exchange(asyncio.Protocol):
 
     def _event(self, data: bytes) -> None:
         answer = self.answer
+        if self.recent.maxlen is None:
+            answer.event_s.append(self.now_s)
         if answer.first_s is None:
             if not msgspec.json.decode(data, type=_Event).has_text:
                 self.recent.append(data)
