@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from bench.client import Answer
 from bench.failover import Fault, Outcome
 from bench.failover_streams import Said, Spec, margin_at, pauses, read
@@ -68,7 +67,7 @@ def test_a_stream_that_failed_is_lost_not_changed() -> None:
 def test_gaps_count_from_the_fault_and_of_what_moved() -> None:
     """Not from the token before it; and a token that was on its way does not end the gap."""
     moved = Said(token_s={0: [0.9, 1.0, 1.05, 1.6, 1.7]})
-    steady = Said(token_s={0: [0.9, 1.0, 1.1, 1.2, 1.3], 1: [2.0, 9.0]})
+    steady = Said(token_s={0: [0.9, 1.0, 1.1, 1.15, 1.2], 1: [2.0, 9.0]})
     assert pauses([moved, steady], 1.02) == pytest.approx([0.58, 0.08])
     outcome = Outcome([Fault(True, 1.02, 1)], [(Answer(0.0), moved, moved), (Answer(0.0), steady, steady)])
     assert outcome.gaps(is_kill=True) == pytest.approx([0.58])
