@@ -53,7 +53,7 @@ class Settings:
     """Sizes of the bench. Tokens of this model are bytes. Prompt lengths are drawn evenly."""
 
     num_pairs: int = 2
-    load_s: float = 20.0
+    load_s: float = 12.0
     step_s: float = 0.008
     prefill_token_s: float = 0.0004  # 2,500 prompt tokens a second
     decode_row_s: float = 0.0005

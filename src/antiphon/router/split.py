@@ -24,14 +24,18 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon.core.generation import Role, WorkerRates
-from antiphon.router.cost import ANSWER_WEIGHT, Cost, cost, peer_rates
+from antiphon.core.wait import ANSWER_TOKENS
+from antiphon.router.cost import ANSWER_WEIGHT, MAX_SEQUENCES, STEP_S, Cost, cost, peer_rates
 from antiphon.router.policy import Ask, Overlap, ReplicaState
 
 SAFETY = 1.1  # estimates are not better than this
 LAST_BLOCKS = 8  # of a prompt, full at its last step: what is written before they count as told
 WRITE_SHARE = 0.5  # blocks written a second for one fetched (bench kv-wire)
 
+BUSY_SHARE = 0.75  # of its slots that a decode worker is to have taken
+
 _LEAST_RATE = 0.1
+_MOST_STEP_S = 60.0
 _LEAST_WEIGHT = 0.001
 
 
@@ -187,6 +191,13 @@ def _total_s(ask: Ask, candidate: Candidate, lead: _Lead, peers: WorkerRates) ->
     return lead.total_s + lead.harm_s + waits_s + here.prefill_s + here.answer_s + here.pressure_s + harm_s
 
 
+def _arrivals_per_s(state: ReplicaState, peers: WorkerRates) -> float:
+    """Answers that begin at a decode worker as busy as it should be: they wait half of a prompt's time."""
+    steps_s = (state.rates.step_s, peers.step_s)
+    step_s = next((seconds for seconds in steps_s if 0 < seconds < _MOST_STEP_S), STEP_S)  # NaN is none
+    return BUSY_SHARE * (state.max_sequences or MAX_SEQUENCES) / (ANSWER_TOKENS * step_s)
+
+
 def _harm_s(candidate: Candidate, here: Cost, num_tokens: int, peers: WorkerRates) -> float:
     """What the answers running there lose while the prompt is computed, as seconds before a first token."""
     state = candidate.state
@@ -194,5 +205,5 @@ def _harm_s(candidate: Candidate, here: Cost, num_tokens: int, peers: WorkerRate
     tokens_per_s = next((rate for rate in rates if rate >= _LEAST_RATE), _LEAST_RATE)  # NaN is none
     computed_s = min(here.num_uncached, num_tokens) / (tokens_per_s * max(state.weight, _LEAST_WEIGHT))
     if candidate.acting_role is Role.DECODE:
-        return max(state.running, 1) * computed_s
+        return computed_s * (max(state.running, 1) + _arrivals_per_s(state, peers) * computed_s / 2)
     return ANSWER_WEIGHT * state.running * computed_s

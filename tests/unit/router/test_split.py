@@ -83,6 +83,13 @@ def test_busy_workers_for_both_have_their_prompts_computed_elsewhere() -> None:
     assert (made.prefill, made.decode) == (0, 2)
 
 
+def test_an_idle_decode_worker_does_not_take_a_long_prompt_because_the_prefill_worker_is_busy() -> None:
+    """Chats will come while it computes; a short prompt is over before they do."""
+    busy, idle = worker(0, Role.PREFILL, waiting_tokens=4000), worker(1, Role.DECODE)
+    assert plan(ask(4000), [busy, idle]).is_split
+    assert not plan(ask(100), [busy, idle]).is_split
+
+
 def test_a_prefill_worker_with_a_queue_is_passed() -> None:
     """The other prefill worker, or none."""
     busy = worker(0, Role.PREFILL, waiting_tokens=200_000)
