@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli.models import find_model, read_catalogue
+from antiphon.cli.models import find_model, find_own_model, read_catalogue, routed_models, upstream_keys
 from antiphon.core.errors import AntiphonError, BadRequest, NotFound
 
 
@@ -63,3 +63,40 @@ def test_bad_catalogue_is_refused(tmp_path: Path, content: bytes | None) -> None
         file.write_bytes(content)
     with pytest.raises(AntiphonError, match=r"catalogue|models\.toml"):
         read_catalogue(file)
+
+
+UPSTREAMS = """
+[[model]]
+name = "far"
+engine = "openai"
+[model.upstream]
+url = "http://h/v1"
+api_key_env = "FAR_KEY"
+[[model]]
+name = "unused"
+engine = "scripted"
+[[route]]
+name = "chat"
+targets = [{model = "far"}]
+fallback = ["smollm2-135m-instruct"]
+"""
+
+
+def test_nobody_here_computes_a_model_of_an_upstream(tmp_path: Path) -> None:
+    """A worker that is told to says who can."""
+    file = tmp_path / "models.toml"
+    file.write_text(UPSTREAMS)
+    assert find_own_model("unused", file, None).name == "unused"
+    with pytest.raises(BadRequest, match="another server computes it"):
+        find_own_model("far", file, None)
+
+
+def test_a_gateway_serves_upstreams_and_what_routes_name(tmp_path: Path) -> None:
+    """Each once, by alias too; the rest of the catalogue is not served unasked; keys are only those named."""
+    file = tmp_path / "models.toml"
+    file.write_text(UPSTREAMS)
+    entries = routed_models(read_catalogue(file))
+    assert [entry.name for entry in entries] == ["far", "smollm2"]
+    assert routed_models(read_catalogue(None)) == []
+    assert upstream_keys(entries, {"FAR_KEY": "k", "HOME": "/root"}) == {"FAR_KEY": "k"}
+    assert upstream_keys(entries, {}) == {}
