@@ -210,10 +210,14 @@ class Dispatcher:
                 self._log.info("link.recovered", worker=link.url)
             for link in found.suspects:
                 self._leave_silent(link)
+            for link in {link.url: link for link, _, _ in found.overdue}.values():
+                self._note_failure(link)
             for link, attempt, cause in found.overdue:
                 self._leave_overdue(link, attempt, cause)
             for link, attempt in found.slow:
                 self._hedge(link, attempt)
+            for link, is_slow in found.paces:
+                self._note_pace(link, is_slow=is_slow)
             self._look_at_failures()
             self.directory_watch.tick(self.fleet.links)
             if self._mover.num_parked:
@@ -241,7 +245,6 @@ class Dispatcher:
 
     def _leave_overdue(self, link: WorkerLink, attempt: Attempt, cause: Cause) -> None:
         """Nothing came of it for too long."""
-        self._note_failure(link)
         answer = attempt.answer
         if answer.may_move(1) and self._mover.has_other(answer, link) and self._pay(cause):
             choices = attempt.open_choices
@@ -283,15 +286,23 @@ class Dispatcher:
 
     def _note_failure(self, link: WorkerLink) -> None:
         if self._ejections.note_failure(link.url, link.num_completed):
-            self._metrics.ejections.inc()
-            self._log.warning("worker.ejected", worker=link.url)
+            self._tell_ejected(link, "failures")
         self._look_at_failures()
+
+    def _note_pace(self, link: WorkerLink, *, is_slow: bool) -> None:
+        if self._ejections.note_pace(link.url, is_slow=is_slow):
+            self._tell_ejected(link, "slow")
+
+    def _tell_ejected(self, link: WorkerLink, reason: str) -> None:
+        self._metrics.ejections.inc()
+        self._log.warning("worker.ejected", worker=link.url, reason=reason)
 
     def _look_at_failures(self) -> None:
         """Bar the links whose workers are ejected now, model by model; never more than half of them."""
         if not self._ejections:
             return
         models: dict[str, list[WorkerLink]] = {}
+        self._ejections.keep_only({link.url for link in self.fleet.links})
         for link in self.fleet.links:
             if link.info is not None:
                 models.setdefault(link.info.model, []).append(link)

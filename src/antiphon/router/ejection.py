@@ -5,11 +5,13 @@ After `FAILURES` bad incidents in a row (no answer completed in between) a repli
 the replica is back, if it fails it is ejected for longer. An incident is a death, a stall, or a frame
 in which answers failed, however many: what a batch loses together is one fault. Invariants: where more
 than half of the replicas are ejected none is barred (then it is not the replicas), so never the last.
+
+One that is far slower than the others (pace.py) is ejected likewise, after five looks in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from antiphon.core.clock import Clock
@@ -24,6 +26,7 @@ PROBE_S = 30.0  # a probe that has not ended by then may have been given up by i
 class _Record:
     num_failures: int = 0  # in a row
     num_completed: int = 0  # when it failed last
+    num_slow: int = 0  # looks in a row that found it slow
     num_ejections: int = 0
     until_s: float | None = None  # None: not ejected
     probed_s: float | None = None  # when the probe was sent
@@ -48,9 +51,18 @@ class Ejections:
         is_probe = record.until_s is not None and record.probed_s is not None
         if not is_probe and (record.until_s is not None or record.num_failures < FAILURES):
             return False
-        record.num_ejections += 1
-        record.until_s = self._clock.now() + min(MOST_S, EJECT_S * record.num_ejections)
-        record.probed_s = None
+        self._eject(record)
+        return True
+
+    def note_pace(self, replica: str, *, is_slow: bool) -> bool:
+        """A look at how fast it is. True where it is ejected by it."""
+        if not is_slow and replica not in self._records:
+            return False
+        record = self._records.setdefault(replica, _Record())
+        record.num_slow = record.num_slow + 1 if is_slow else 0
+        if record.until_s is not None or record.num_slow < FAILURES:
+            return False
+        self._eject(record)
         return True
 
     def note_sent(self, replica: str) -> None:
@@ -77,9 +89,15 @@ class Ejections:
         ejected = {replica for replica, completed in every if self.is_ejected(replica, completed)}
         return set() if 2 * len(ejected) > len(every) else ejected
 
-    def forget(self, replica: str) -> None:
-        """It left the fleet."""
-        self._records.pop(replica, None)
+    def keep_only(self, replicas: Collection[str]) -> None:
+        """Others have left the fleet."""
+        self._records = {name: record for name, record in self._records.items() if name in replicas}
+
+    def _eject(self, record: _Record) -> None:
+        record.num_ejections += 1
+        record.until_s = self._clock.now() + min(MOST_S, EJECT_S * record.num_ejections)
+        record.probed_s = None
+        record.num_slow = 0
 
     def _take_note(self, record: _Record, num_completed: int) -> None:
         if num_completed == record.num_completed:
@@ -88,5 +106,5 @@ class Ejections:
         record.num_failures = 0
         if record.probed_s is not None:  # what completed may have been the probe
             record.until_s = record.probed_s = None
-        elif record.until_s is None:
+        elif record.until_s is None and record.num_slow == 0:
             record.num_ejections = 0

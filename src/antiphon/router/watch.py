@@ -16,8 +16,10 @@ from antiphon.router.attempt import Attempt
 from antiphon.router.failover import Cause
 from antiphon.router.fleet import Fleet
 from antiphon.router.link import WorkerLink
+from antiphon.router.pace import slow_ones
 from antiphon.router.suspicion import Silence
 
+_PACE_EVERY_S = 1.0
 _SPEAKING_S = 1.5 * HEARTBEAT_S + 0.05  # who was heard so lately speaks
 
 
@@ -38,6 +40,9 @@ class Findings:
     recovered: list[WorkerLink] = field(default_factory=list)
     overdue: list[tuple[WorkerLink, Attempt, Cause]] = field(default_factory=list)
     slow: list[tuple[WorkerLink, Attempt]] = field(default_factory=list)  # to be hedged
+    paces: list[tuple[WorkerLink, bool]] = field(
+        default_factory=list
+    )  # whether it is far slower than its like
 
 
 class Watch:
@@ -48,7 +53,7 @@ class Watch:
         self._patience = patience
         self._clock = clock
         self._silences: dict[WorkerLink, Silence] = {}  # of links with open attempts
-        self._at_s = clock.now()
+        self._at_s = self._paced_s = clock.now()
 
     def tick(self) -> Findings:
         """Look at everything once."""
@@ -67,7 +72,22 @@ class Watch:
                 found.suspects.append(link)
             found.overdue += self._overdue(link, now)
             found.slow += self._slow(link, now)
+        if now - self._paced_s >= _PACE_EVERY_S:
+            self._paced_s = now
+            found.paces = self._paces()
         return found
+
+    def _paces(self) -> list[tuple[WorkerLink, bool]]:
+        families: dict[tuple[str, str], dict[str, WorkerLink]] = {}
+        for link in self._fleet.links:
+            if link.info is not None and not link.is_barred:
+                family = families.setdefault((link.info.model, link.info.namespace), {})
+                family[link.url] = link
+        paces = []
+        for family in families.values():
+            slow = slow_ones({url: link.load.rates.step_s for url, link in family.items()})
+            paces += [(link, url in slow) for url, link in family.items()]
+        return paces
 
     def _others_speak(self, link: WorkerLink, now: float) -> bool:
         return any(

@@ -85,3 +85,31 @@ def test_never_more_than_half(num_replicas: int, bad: set[int]) -> None:
         ejected(ejections, f"r{number}")
     barred = ejections.barred(replicas)
     assert barred == (set() if 2 * len(bad) > num_replicas else {f"r{number}" for number in bad})
+
+
+def test_a_slow_one_is_ejected_though_it_completes() -> None:
+    """After five looks in a row; one that finds it well starts anew; each ejection is longer."""
+    clock = VirtualClock()
+    ejections = Ejections(clock)
+    assert not any(ejections.note_pace("a", is_slow=True) for _ in range(FAILURES - 1))
+    assert not ejections.note_pace("a", is_slow=False)
+    assert [ejections.note_pace("a", is_slow=True) for _ in range(FAILURES)] == [False] * 4 + [True]
+    assert ejections.is_ejected("a", 7)
+    clock.advance(EJECT_S)
+    ejections.note_sent("a")
+    assert not ejections.is_ejected("a", 8)
+    assert [ejections.note_pace("a", is_slow=True) for _ in range(FAILURES)] == [False] * 4 + [True]
+    clock.advance(2 * EJECT_S - 1)
+    assert ejections.is_ejected("a", 8)
+
+
+def test_who_left_is_forgotten() -> None:
+    """Records do not outlive their replicas."""
+    ejections = Ejections(VirtualClock())
+    ejected(ejections, "a")
+    ejected(ejections, "b")
+    ejections.keep_only({"b"})
+    assert not ejections.is_ejected("a", 0)
+    assert ejections.is_ejected("b", 0)
+    ejections.keep_only(())
+    assert not ejections

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import Quarantined
-from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal
+from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal, WorkerRates
+from antiphon.router import watch as watch_module
 from antiphon.router.dispatch import Dispatcher, FailureHandling
 from antiphon.router.watch import Patience
 from support.computing import (
@@ -247,6 +248,30 @@ async def test_a_request_that_kills_workers_is_found_among_others(after: int, mo
             made.start(msgspec.structs.replace(killer, id="again", sampling=again))
         await until(lambda: all(link.is_up for link in made.fleet.links))
         assert (await end_of(made, make_generation(name="fine"))).finish is not Terminal.REFUSED
+
+
+async def test_a_far_slower_worker_is_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the workers say of their own steps; the others do its work."""
+    monkeypatch.setattr(watch_module, "_PACE_EVERY_S", 0.05)
+
+    def steps(seconds: float) -> Script:
+        async def script(session: Session, generation: Generation) -> None:
+            session.load = Load(0, 0, 0, 0, 8, 0, 0, rates=WorkerRates(step_s=seconds))
+            await saying("hi")(session, generation)
+
+        return script
+
+    lines = Lines()
+    slow, quick = LoopbackWorker(steps(0.5)), LoopbackWorker(steps(0.02))
+    async with dispatcher(slow, quick, lines=lines) as made:
+        first, second = made.start(short("a")), made.start(short("b"))
+        await outputs_of(first)
+        await outputs_of(second)
+        (line,) = await lines.until("worker.ejected")
+        assert line["reason"] == "slow"
+        for number in range(5):
+            assert (await end_of(made, short(str(number)))).finish is Terminal.STOP
+        assert (slow.submits.qsize(), quick.submits.qsize()) == (1, 6)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
