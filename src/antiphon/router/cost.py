@@ -4,6 +4,8 @@ Owns the formula and its constants (docs/routing.md explains both):
 
     cost = wait + prefill + answer + pressure
 
+and the one exception to it: a few requests leave a holder that has no room, so that there are more holders.
+
 Invariants: finite for whatever a worker may report; never falls when a replica gets busier, never rises
 when more of the prompt is there or a rate improves; a store counts only where it beats computing.
 Pure: no clock, no chance of its own.
@@ -30,6 +32,7 @@ REUSE_SHARE = 0.5  # of the blocks that are pushed out, those that would have be
 MOST_USED = 0.98  # of the blocks, for the pressure: keeps it finite
 TIE_SHARE = 0.03  # costs so near to the least are equal: rates are not measured better
 TIE_S = 0.001
+SPREAD_SHARE = 1 / 256  # of the requests that go to a holder without room
 
 _LEAST_RATE = 0.1  # tokens or blocks a second; less is taken for not known
 _MOST_S = 60.0  # for one step or one round trip; more is taken for not known
@@ -152,12 +155,32 @@ class LeastCost:
         near_s = least_s + max(TIE_S, TIE_SHARE * least_s)
         best = [index for index, total_s in enumerate(totals) if total_s <= near_s]
         taken = best[pick_of(len(best), draw)]
+        reason = _reason(overlaps, best, taken, uses_store=costs[taken].uses_store)
+        fine = draw * len(best) % 1  # the digits that this choice did not use
+        if reason is Reason.PREFIX and fine < SPREAD_SHARE and _is_full(ask, states[taken]):
+            taken, reason = _elsewhere(costs, overlaps, fine / SPREAD_SHARE), Reason.SPREAD
         return Route(
             states[taken].replica,
-            _reason(overlaps, best, taken, uses_store=costs[taken].uses_store),
-            tuple((state.replica, total_s) for state, total_s in zip(states, totals, strict=True)),
+            reason,
+            tuple(zip([state.replica for state in states], totals, strict=True)),
             costs[taken].num_uncached,
         )
+
+
+def _is_full(ask: Ask, state: ReplicaState) -> bool:
+    """Whether room for the prompt is made by pushing out what others may want."""
+    num_empty = state.free_blocks - state.cached_blocks
+    return state.cached_blocks > 0 and num_empty * ask.block_tokens < ask.num_tokens
+
+
+def _elsewhere(costs: Sequence[Cost], overlaps: Sequence[Overlap], draw: float) -> int:
+    """One of those who have less of the prompt, least busy, ties by lot."""
+    most = max(overlap.local_blocks for overlap in overlaps)
+    others = [index for index, overlap in enumerate(overlaps) if overlap.local_blocks < most]
+    busy_s = [costs[index].total_s - costs[index].prefill_s for index in others]
+    near_s = min(busy_s) * (1 + TIE_SHARE) + TIE_S
+    idlest = [index for index, seconds in zip(others, busy_s, strict=True) if seconds <= near_s]
+    return idlest[pick_of(len(idlest), draw)]
 
 
 def peer_rates(states: Sequence[ReplicaState]) -> WorkerRates:

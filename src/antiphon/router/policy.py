@@ -77,6 +77,7 @@ class Reason(enum.StrEnum):
     SPILL = "spill"  # others have more of the prompt, but are too busy
     LEAST_COST = "least_cost"  # all have as much of the prompt; it is the least busy or the fastest
     RANDOM_TIE = "random_tie"  # the same, and others were as good: chosen by lot
+    SPREAD = "spread"  # others have more of the prompt and no room: by lot, that there be more holders
     SESSION = "session"  # the session's replica
     SESSION_FULL = "session_full"  # the session's replica has too much to do: its next one
     ROUND_ROBIN = "round_robin"

@@ -191,6 +191,26 @@ def test_a_shared_system_prompt_does_not_herd() -> None:
     assert spread(fleet, there) == {1, 2, 3}
 
 
+def test_a_few_leave_a_holder_without_room() -> None:
+    """On a quiet fleet one request in 256 makes another holder, if the first must push blocks out for it."""
+    full = state(0, free_blocks=9000, cached_blocks=9000, num_blocks=9000)
+    fleet = [full, *(state(n, free_blocks=9000, cached_blocks=9000, num_blocks=9000) for n in (1, 2))]
+    there = [Overlap(900), NO_OVERLAP, NO_OVERLAP]
+    routes = [choose(fleet, there, draw=n / 5120) for n in range(5120)]
+    left = [route for route in routes if route.reason is Reason.SPREAD]
+    assert len(left) == 20
+    assert {route.replica for route in left} == {1, 2}
+    assert all(route.num_uncached == 16_000 for route in left)
+    assert {route.replica for route in routes if route not in left} == {0}
+
+
+def test_none_leave_a_holder_with_room() -> None:
+    """Nothing is lost by staying: every request stays."""
+    fleet = [state(n, free_blocks=9000, cached_blocks=2000, num_blocks=9000) for n in range(3)]
+    there = [Overlap(900), NO_OVERLAP, NO_OVERLAP]
+    assert {choose(fleet, there, draw=n / 5120).replica for n in range(5120)} == {0}
+
+
 def test_a_prompt_sent_since_the_report_counts() -> None:
     """Rows 30 and 33: the replica that looks idle but was just sent a long prompt is not taken again."""
     fleet = [state(0, dispatched=1, dispatched_tokens=32_000), state(1)]
