@@ -113,7 +113,7 @@ async def test_worker_with_a_lease_is_linked_and_one_that_ends_is_dropped(server
             mine = lease(one.url)
             await leases.renew(mine)
             await until(lambda: len(gateway.up()) == 1)
-            assert gateway.figure("antiphon_registry_workers") == 1
+            await until(lambda: gateway.figure("antiphon_registry_workers") == 1)
         with server.client() as client:
             client.delete(lease_key(mine.id))
             await until(lambda: gateway.fleet.links == [])
@@ -306,7 +306,7 @@ async def test_fifty_leases_are_fifty_links(server: RedisServer) -> None:
         for _ in range(45):
             await leases.renew(lease("http://127.0.0.1:9", "not offered here"))
         await until(lambda: len(gateway.up()) == 5)
-        assert gateway.figure("antiphon_registry_workers") == 50
+        await until(lambda: gateway.figure("antiphon_registry_workers") == 50)
         await gateway.reads(2)
         with server.client() as client:
             client.config_resetstat()
