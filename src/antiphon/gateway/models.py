@@ -101,12 +101,15 @@ class ServedModels:
     """Models by name and alias, and the routes in front of them."""
 
     def __init__(self, models: Sequence[AnyModel], routes: Sequence[RouteEntry] = ()) -> None:
-        """Raises BadRequest where a route names a model that is not here."""
+        """Raises BadRequest where a route names a model that is not here, or is called like one."""
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._routes = names_of(routes)
         self._listed = [route.name for route in routes] + [model.name for model in models if model.is_public]
         self._created = int(time.time())
         for route in routes:
+            for name in (route.name, *route.aliases):
+                if name in self._by_name:
+                    raise BadRequest(f"the name {name!r} is a route's and a model's")
             for name in route.models:
                 if name not in self._by_name:
                     raise BadRequest(

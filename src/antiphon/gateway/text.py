@@ -145,6 +145,8 @@ class TextStream:
         self._account.finishes.append(finish)
         error = of_output(finish, detail)
         if error is not None:
+            if finish is Terminal.REFUSED:
+                detail = error.code  # its words may be another server's, which may quote the client
             self._log.warning(
                 "answer.failed", request_id=self._account.request_id, finish=finish.value, detail=detail
             )

@@ -74,6 +74,8 @@ class UpstreamText:
                 if self._ready:
                     yield self._take()
                 elif task.done():
+                    if task.exception() is not None:
+                        self._account.finishes.append(Terminal.ERROR)
                     task.result()
                     return
                 elif await _is_silent(self._changed, idle_s):
