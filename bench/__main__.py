@@ -69,6 +69,8 @@ _BENCHES = {
     "kv-write": "what writing KV behind costs the answers being made",
 }
 
+_ALONE = ("scheduler", "split", "routing", "router", "failover", "routing-live")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -141,29 +143,8 @@ async def _bench_and_store(args: argparse.Namespace) -> Run:
 async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
     """Run the bench; a long one yields its run after each of its parts."""
     quick: bool = args.quick
-    if args.name == "scheduler":
-        steps = scheduler.Settings.quick() if quick else scheduler.Settings()
-        yield scheduler.run(steps, is_quick=quick)
-        return
-    if args.name == "split":
-        roles = split.Settings.quick() if quick else split.Settings()
-        yield await split.run(roles, is_quick=quick)
-        return
-    if args.name == "routing":
-        replays = routing.Settings.quick() if quick else routing.Settings()
-        yield routing.run(replays, args.traces, is_quick=quick)
-        return
-    if args.name == "router":
-        choices = routing_decision.Settings.quick() if quick else routing_decision.Settings()
-        yield routing_decision.run(choices, is_quick=quick)
-        return
-    if args.name == "failover":
-        faults = failover.Settings.quick() if quick else failover.Settings()
-        yield await failover.run(faults, is_quick=quick)
-        return
-    if args.name == "routing-live":
-        live = routing_live.Settings.quick() if quick else routing_live.Settings()
-        yield await routing_live.run(live, is_quick=quick)
+    if args.name in _ALONE:
+        yield await _lone_bench(args)
         return
     if args.name == "gateway":
         lanes = gateway.Settings.quick() if quick else gateway.Settings()
@@ -181,6 +162,28 @@ async def _bench(args: argparse.Namespace) -> AsyncIterator[Run]:
         return
     chat = shared_prefix.Settings.quick(threads) if quick else shared_prefix.Settings(threads=threads)
     yield await shared_prefix.run(chat, binary, is_quick=quick)
+
+
+async def _lone_bench(args: argparse.Namespace) -> Run:
+    """A bench without a peer."""
+    quick: bool = args.quick
+    if args.name == "scheduler":
+        steps = scheduler.Settings.quick() if quick else scheduler.Settings()
+        return scheduler.run(steps, is_quick=quick)
+    if args.name == "split":
+        roles = split.Settings.quick() if quick else split.Settings()
+        return await split.run(roles, is_quick=quick)
+    if args.name == "routing":
+        replays = routing.Settings.quick() if quick else routing.Settings()
+        return routing.run(replays, args.traces, is_quick=quick)
+    if args.name == "router":
+        choices = routing_decision.Settings.quick() if quick else routing_decision.Settings()
+        return routing_decision.run(choices, is_quick=quick)
+    if args.name == "failover":
+        faults = failover.Settings.quick() if quick else failover.Settings()
+        return await failover.run(faults, is_quick=quick)
+    live = routing_live.Settings.quick() if quick else routing_live.Settings()
+    return await routing_live.run(live, is_quick=quick)
 
 
 async def _kv_bench(name: str, *, is_quick: bool) -> Run:
