@@ -18,9 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.core import wait
 from antiphon.core.generation import WorkerRates
-from antiphon.core.wait import ANSWER_TOKENS
+from antiphon.core.wait import ANSWER_TOKENS, wait_s
 from antiphon.router.policy import Ask, Overlap, Reason, ReplicaState, Route, pick_of
 
 PREFILL_TOKENS_PER_S = 2000.0  # where nobody has measured: a small model on a CPU, or a large one on a GPU
@@ -63,25 +62,26 @@ def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) ->
         weight = min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT)
     token_s = 1 / (weight * _rate(rates.prefill_tokens_per_s, peers.prefill_tokens_per_s))
     step_s = _seconds(rates.step_s, peers.step_s) / weight
-    fullness = state.sequences / (state.max_sequences or MAX_SEQUENCES)
+    num_sequences = state.sequences
+    fullness = num_sequences / (state.max_sequences or MAX_SEQUENCES)
     answer_tokens = min(ask.num_answer_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
     store = _store(rates, peers)
     prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, store)
     block_s = min(ask.block_tokens * token_s, store[1])
     return Cost(
-        wait_s=wait_s(state, token_s, step_s),
+        wait_s=wait_s(
+            state.waiting_tokens + state.dispatched_tokens,
+            num_sequences,
+            state.max_sequences,
+            token_s=token_s,
+            step_s=step_s,
+        ),
         prefill_s=prefill_s,
         answer_s=ANSWER_WEIGHT * answer_tokens * step_s * (1 + fullness),
         pressure_s=_pressure_s(ask, state, answer_tokens) + _eviction_s(ask, state, overlap, block_s),
         num_uncached=num_uncached,
         uses_store=uses_store,
     )
-
-
-def wait_s(state: ReplicaState, token_s: float, step_s: float) -> float:
-    """Until its first token is computed: the prompts before it, or the answers that hold all slots."""
-    num_tokens = state.waiting_tokens + state.dispatched_tokens
-    return wait.wait_s(num_tokens, state.sequences, state.max_sequences, token_s=token_s, step_s=step_s)
 
 
 def _prefill(
@@ -186,7 +186,10 @@ def _elsewhere(costs: Sequence[Cost], overlaps: Sequence[Overlap], draw: float) 
 def peer_rates(states: Sequence[ReplicaState]) -> WorkerRates:
     """What to take for rates that a replica does not know: the middle of what the others do."""
     rates = [state.rates for state in states]
-    if all(r.prefill_tokens_per_s and r.step_s and r.store_blocks_per_s for r in rates):
+    for known in rates:
+        if not (known.prefill_tokens_per_s and known.step_s and known.store_blocks_per_s):
+            break
+    else:
         return rates[0]  # nobody will ask
     return WorkerRates(
         prefill_tokens_per_s=_middle([r.prefill_tokens_per_s for r in rates]) or PREFILL_TOKENS_PER_S,
@@ -207,7 +210,7 @@ def _reason(overlaps: Sequence[Overlap], best: Sequence[int], taken: int, *, use
         return Reason.ONLY_ONE
     held = [overlap.local_blocks for overlap in overlaps]
     most = max(held)
-    if any(held[index] != held[taken] for index in best):
+    if len(best) > 1 and any(held[index] != held[taken] for index in best):
         return Reason.RANDOM_TIE
     if held[taken] < most:
         return Reason.STORE if uses_store else Reason.SPILL

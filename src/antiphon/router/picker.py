@@ -72,9 +72,10 @@ class Picker:
         route = self._policy.choose(view.ask, view.states, view.overlaps, self._draw())
         if route is None:
             raise no_replica(generation.model)
-        names = {state.replica: view.links[state.replica].name for state in view.states}
         num_uncached = route.num_uncached or len(generation.token_ids)
-        return Pick(view.links[route.replica], num_uncached, route.text(names))
+        return Pick(
+            view.links[route.replica], num_uncached, route.text(lambda replica: view.links[replica].name)
+        )
 
 
 def _candidates(view: View) -> list[Candidate]:

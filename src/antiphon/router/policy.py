@@ -8,7 +8,7 @@ chance comes in as a draw. The rule itself is cost.py's, others to compare it wi
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -96,16 +96,16 @@ class Route(msgspec.Struct, frozen=True):
     costs: tuple[tuple[int, float], ...] = ()
     num_uncached: int = 0
 
-    def text(self, names: Mapping[int, str]) -> str:
+    def text(self, name_of: Callable[[int], str]) -> str:
         """For a header or a log line: `w3 prefix 0.412; w7 0.930, w1 1.250`: then the next best."""
         costs = dict(self.costs)
-        taken = f"{names.get(self.replica, self.replica)} {self.reason}"
+        taken = f"{name_of(self.replica)} {self.reason}"
         if self.replica not in costs:
             return taken
         others = sorted((seconds, r) for r, seconds in self.costs if r != self.replica)[:_MOST_NAMED]
         text = f"{taken} {costs[self.replica]:.3f}"
         if others:
-            text += "; " + ", ".join(f"{names.get(r, r)} {seconds:.3f}" for seconds, r in others)
+            text += "; " + ", ".join(f"{name_of(r)} {seconds:.3f}" for seconds, r in others)
         return text
 
 
