@@ -20,8 +20,9 @@ engine = "scripted"
 script = "noise"
 context = 1024
 step_s = 0.015
+die_on = "poisonous"
 """
-NUM_TOKENS = 160
+NUM_TOKENS = 120
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,28 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
+def client_of(served: Served) -> openai.OpenAI:
+    """One that does not try again by itself."""
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="any", max_retries=0)
+
+
 def stream_of(served: Served, seed: int) -> Iterator[Any]:
     """The chunks of one answer with two choices, at temperature 1, penalised and scored."""
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="any", max_retries=0)
-    yield from client.chat.completions.create(
-        model="noise",
-        messages=[{"role": "user", "content": f"Number {seed}, please."}],
-        stream=True,
-        stream_options={"include_usage": True},
-        n=2,
-        seed=seed,
-        temperature=1.0,
-        frequency_penalty=0.6,
-        logprobs=True,
-        top_logprobs=2,
-        max_tokens=NUM_TOKENS,
-        stop=["~~~~"],
-    )
+    with client_of(served) as client:
+        yield from client.chat.completions.create(
+            model="noise",
+            messages=[{"role": "user", "content": f"Number {seed}, please."}],
+            stream=True,
+            stream_options={"include_usage": True},
+            n=2,
+            seed=seed,
+            temperature=1.0,
+            frequency_penalty=0.6,
+            logprobs=True,
+            top_logprobs=2,
+            max_tokens=NUM_TOKENS,
+            stop=["~~~~"],
+        )
 
 
 def said(chunks: list[Any]) -> tuple[list[Said], int]:
@@ -90,8 +96,8 @@ def wait_for_links(served: Served) -> None:
 
 def metric(served: Served, name: str, label: str = "") -> float:
     """The sum of a gateway's metric over samples with this label."""
-    client = openai.OpenAI(base_url=served.url, api_key="any")
-    text = client.get("/metrics", cast_to=str)
+    with openai.OpenAI(base_url=served.url, api_key="any") as client:
+        text = client.get("/metrics", cast_to=str)
     lines = [line for line in text.splitlines() if line.startswith(name) and label in line]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
@@ -141,3 +147,20 @@ def wait_for_links_again(served: Served, ended: psutil.Process) -> None:
     """Until this worker has ended and another life of it is linked."""
     ended.wait(PATIENCE_S)
     wait_for_links(served)
+
+
+def test_a_request_that_kills_workers_harms_nobody_else(served: Served) -> None:
+    """Two workers die of it, then it is refused; streams beside it are complete and right."""
+    wait_for_links(served)
+    seeds = range(200, 204)
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        calm = list(pool.map(lambda seed: said(list(stream_of(served, seed))), seeds))
+        futures = [pool.submit(lambda seed=seed: said(list(stream_of(served, seed)))) for seed in seeds]
+        before = {worker.pid for worker in workers_of(served)}
+        for _ in range(2):
+            with client_of(served) as client, pytest.raises(openai.APIStatusError) as caught:
+                client.completions.create(model="noise", prompt="a poisonous one")
+            assert (caught.value.status_code, caught.value.code) == (503, "request_quarantined")
+        assert [future.result() for future in futures] == calm
+    wait_for_links(served)
+    assert len(before - {worker.pid for worker in workers_of(served)}) == 2

@@ -47,14 +47,14 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def worker(tmp_path: Path, **entry: object) -> AsyncIterator[Running]:
+async def worker(tmp_path: Path, *, drain_s: float = 5.0, **entry: object) -> AsyncIterator[Running]:
     """Run a scripted worker until the block ends; what it raises is kept for the test to look at."""
     settings = WorkerSettings(
         entry=ModelEntry(name="scripted", engine="scripted", **{"script": "babble", "context": 512} | entry),
         secret=SECRET,
         weights_folder=tmp_path,
         size=EngineSize(max_sequences=4),
-        drain_s=5.0,
+        drain_s=drain_s,
     )
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     log = configure_logging(level="error")
@@ -265,6 +265,19 @@ async def test_sigterm_drains(tmp_path: Path, make_generation: Make) -> None:
         found = await outputs(socket, {"old", "new"})
         assert found["old"][-1].finish is Terminal.LENGTH
         assert found["new"][-1].finish is Terminal.REFUSED
+        await asyncio.wait_for(running.task, 10)
+
+
+async def test_what_is_not_done_within_the_drain_is_given_back(tmp_path: Path, make_generation: Make) -> None:
+    """Its gateway hears which choices are lost, after all the tokens they had."""
+    async with worker(tmp_path, drain_s=0.1, step_s=0.01) as running, running.connect() as socket:
+        await hello(socket)
+        await socket.send(submit(make_generation("long", [1], n=2, max_tokens=400)))
+        await until(socket, lambda load: load.running == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        found = (await outputs(socket, {"long"}))["long"]
+        assert [o.finish for o in found if o.finish is not None] == [Terminal.LOST] * 2
+        assert sum(len(o.ids) for o in found) < 800
         await asyncio.wait_for(running.task, 10)
 
 

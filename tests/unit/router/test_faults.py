@@ -274,6 +274,23 @@ async def test_a_far_slower_worker_is_ejected(monkeypatch: pytest.MonkeyPatch) -
         assert (slow.submits.qsize(), quick.submits.qsize()) == (1, 6)
 
 
+async def test_workers_may_come_and_go_between_choice_and_answer() -> None:
+    """Each request that was let in is answered, whoever is taken off the list or added meanwhile."""
+    workers = [LoopbackWorker(computing()) for _ in range(2)]
+    generations = [make_generation(1, name=f"g{number}") for number in range(20)]
+    async with dispatcher(*workers) as made:
+        answers = []
+        for number, generation in enumerate(generations):
+            answers.append(made.start(generation))
+            url = workers[number % 2].url
+            made.fleet.remove(url)
+            made.fleet.add(url)
+            await until(lambda: any(link.takes_work for link in made.fleet.links))
+        for generation, answer in zip(generations, answers, strict=True):
+            assert said(await outputs_of(answer), 0) == undisturbed(generation)[0]
+        assert sum(link.num_open_answers for link in made.fleet.links) == 0
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32))
 def test_whatever_happens_to_workers_answers_are_right(seed: int) -> None:
