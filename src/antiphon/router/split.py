@@ -35,7 +35,7 @@ WRITE_SHARE = 0.5  # blocks written a second for one fetched (bench kv-wire)
 BUSY_SHARE = 0.75  # of its slots that a decode worker is to have taken
 
 _LEAST_RATE = 0.1
-_MOST_STEP_S = 60.0
+_LEAST_STEP_S, _MOST_STEP_S = 1e-5, 60.0  # others are taken for not known
 _LEAST_WEIGHT = 0.001
 
 
@@ -194,7 +194,9 @@ def _total_s(ask: Ask, candidate: Candidate, lead: _Lead, peers: WorkerRates) ->
 def _arrivals_per_s(state: ReplicaState, peers: WorkerRates) -> float:
     """Answers that begin at a decode worker as busy as it should be: they wait half of a prompt's time."""
     steps_s = (state.rates.step_s, peers.step_s)
-    step_s = next((seconds for seconds in steps_s if 0 < seconds < _MOST_STEP_S), STEP_S)  # NaN is none
+    step_s = next(
+        (seconds for seconds in steps_s if _LEAST_STEP_S < seconds < _MOST_STEP_S), STEP_S
+    )  # NaN is none
     return BUSY_SHARE * (state.max_sequences or MAX_SEQUENCES) / (ANSWER_TOKENS * step_s)
 
 
