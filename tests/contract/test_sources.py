@@ -202,3 +202,17 @@ async def test_a_far_side_that_fails(kind: str, served: ServedModel, text: str) 
                 assert all(piece.finish is None for piece in batch)
         assert text.startswith(said)
         assert lacks_capacity(caught.value)
+
+
+@pytest.mark.parametrize("kind", EVERYBODY)
+async def test_ended_while_nobody_reads(kind: str, served: ServedModel) -> None:
+    """The far side is told at once, though the reader is busy with its client."""
+    async with rig(kind, served, "he", HANGS) as made, asyncio.timeout(10):
+        source = made.make(1)
+        batches = source.batches(60)
+        assert await anext(batches)
+        source.end(Terminal.ABORTED)
+        await made.told.get()
+        with pytest.raises(AntiphonError):
+            while True:  # what had come, then the error
+                await anext(batches)

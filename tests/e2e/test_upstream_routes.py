@@ -101,7 +101,8 @@ async def test_after_the_client_left_nobody_else_is_asked() -> None:
         request = asyncio.create_task(running.chat(model="chat"))
         await silent.arrived.get()
         request.cancel()
-        await running.lines.until("request.finished")
+        (line,) = await running.lines.until("request.finished")
+        assert "passed_over" not in line and not running.lines.named("route.fallback")
     assert not spare.asked
 
 
