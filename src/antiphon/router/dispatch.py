@@ -122,6 +122,7 @@ class Dispatcher:
             self._mover.submit(pick, Attempt(answer, generation))
         self._budget.note_request()
         self._ejections.note_sent(pick.link.url)
+        self._look_at_failures()  # one probe is enough
         return answer
 
     def link_is_up(self, link: WorkerLink) -> None:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import Quarantined
 from antiphon.core.generation import Generation, Load, Sampling, StepOutput, Terminal, WorkerRates
+from antiphon.router import ejection as ejection_module
 from antiphon.router import watch as watch_module
 from antiphon.router.dispatch import Dispatcher, FailureHandling
+from antiphon.router.link import link_url
 from antiphon.router.watch import Patience
 from support.computing import (
     SAMPLING,
@@ -122,6 +124,38 @@ async def test_a_failing_worker_is_ejected() -> None:
         assert len(lines.named("worker.ejected")) == 1
         assert bad.submits.qsize() == 5
         assert (await end_of(made, short("last"))).finish is Terminal.STOP
+
+
+async def test_an_ejected_worker_is_probed_by_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over: of many requests at once one goes there; when that completes it is back."""
+    monkeypatch.setattr(ejection_module, "EJECT_S", 0.3)
+    speaks = asyncio.Event()
+
+    async def late(session: Session, generation: Generation) -> None:
+        await speaks.wait()
+        await saying("hi")(session, generation)
+
+    lines = Lines()
+    bad, good = LoopbackWorker(failing), LoopbackWorker(silent)
+    async with dispatcher(bad, good, lines=lines) as made:
+        blocked = [made.start(short(f"long {number}")) for number in range(2)]
+        number = 0
+        while not lines.named("worker.ejected"):
+            number += 1
+            made.start(short(f"bad {number}"))
+            await asyncio.sleep(0.01)
+        bad.script = late
+        await until(lambda: all(link.takes_work for link in made.fleet.links))
+        num_before = bad.submits.qsize()
+        for number in range(20):
+            made.start(short(str(number)))
+        (link,) = [link for link in made.fleet.links if link.url == link_url(bad.url)]
+        assert not link.takes_work
+        await until(lambda: bad.submits.qsize() == num_before + 1)
+        speaks.set()
+        await until(lambda: link.takes_work)
+        made.fleet.abort_all()
+        assert not any(answer.num_open_choices for answer in blocked)
 
 
 async def test_the_last_worker_is_never_ejected() -> None:
