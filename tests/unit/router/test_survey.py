@@ -190,10 +190,12 @@ def test_of_many_workers_few_are_looked_at_and_the_holder_is_among_them(world: W
 
 
 def test_a_prefill_worker_answers_only_where_nobody_else_can(world: World) -> None:
-    """Roles are for whole prompts too."""
-    lead = world.worker(role=Role.PREFILL)
+    """Roles are for whole prompts too, where there is a store to hand over by."""
+    stored = msgspec.structs.replace(RATES, store_rtt_s=0.001, store_blocks_per_s=1000.0)
+    idle = msgspec.structs.replace(IDLE, rates=stored)
+    lead = world.worker(idle, role=Role.PREFILL)
     assert world.picker.plan(prompt(100)).link is lead
-    both = world.worker(msgspec.structs.replace(IDLE, waiting_tokens=9000))
+    both = world.worker(msgspec.structs.replace(idle, waiting_tokens=9000))
     assert world.picker.plan(prompt(100)).link is both
 
 
