@@ -119,14 +119,16 @@ class Survey:
         barred = {link.replica for link in avoid}
         states = self._ready(model, holders, barred) or self._ready(model, holders, ())
         block_tokens = next(iter(lookups)).block_tokens
-        overlaps = self._overlaps(lookups, states)
+        overlaps = self._overlaps(lookups, states, dict(held))
         return View(_ask(generation, block_tokens), self._links, states, overlaps)
 
-    def _overlaps(self, lookups: Mapping[Family, Lookup], states: Sequence[ReplicaState]) -> list[Overlap]:
+    def _overlaps(
+        self, lookups: Mapping[Family, Lookup], states: Sequence[ReplicaState], held: Mapping[int, int]
+    ) -> list[Overlap]:
         if len(lookups) == 1:
             (lookup,) = lookups.values()
-            return [_overlap(lookup, state) for state in states]
-        return [_overlap(lookups[_family(self._infos[state.replica])], state) for state in states]
+            return [_overlap(lookup, state, held) for state in states]
+        return [_overlap(lookups[_family(self._infos[state.replica])], state, held) for state in states]
 
     def _ready(self, model: _Model, holders: Sequence[int], avoid: Collection[int]) -> list[ReplicaState]:
         """A few that take work at this moment."""
@@ -160,8 +162,11 @@ def _keys(generation: Generation, family: Family) -> PromptKeys:
     return PromptKeys(generation, namespace, family.block_tokens)
 
 
-def _overlap(lookup: Lookup, state: ReplicaState) -> Overlap:
-    num_local = lookup.local(state.replica)
+def _overlap(lookup: Lookup, state: ReplicaState, held: Mapping[int, int]) -> Overlap:
+    """`held`: what the best holders are known to have."""
+    num_local = held.get(state.replica)
+    if num_local is None:
+        num_local = lookup.local(state.replica)
     reaches_store = state.rates.store_blocks_per_s > 0
     return Overlap(num_local, lookup.in_store(num_local) if reaches_store else 0)
 
