@@ -160,7 +160,7 @@ def test_a_request_that_kills_workers_harms_nobody_else(served: Served) -> None:
         for _ in range(2):
             with client_of(served) as client, pytest.raises(openai.APIStatusError) as caught:
                 client.completions.create(model="noise", prompt="a poisonous one")
-            assert (caught.value.status_code, caught.value.code) == (503, "request_quarantined")
+            assert (caught.value.status_code, caught.value.code) == (422, "request_quarantined")
         assert [future.result() for future in futures] == calm
     wait_for_links(served)
     assert len(before - {worker.pid for worker in workers_of(served)}) == 2

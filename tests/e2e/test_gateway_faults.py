@@ -122,7 +122,7 @@ async def test_a_worker_lost_before_the_first_token_is_not_noticed() -> None:
 
 
 async def test_all_workers_lost_before_the_first_token() -> None:
-    """A plain 503, although the client asked for a stream; after two deaths nobody tries a third time."""
+    """A plain refusal, although the client asked for a stream: after two deaths nobody tries a third time."""
 
     async def gone(session: Session, generation: Generation) -> None:
         await session.close()
@@ -130,7 +130,7 @@ async def test_all_workers_lost_before_the_first_token() -> None:
     worker = LoopbackWorker(gone)
     async with gateway(worker) as running:
         response = await running.chat(stream=True)
-        assert response.status_code == 503
+        assert response.status_code == 422
         assert response.json()["error"]["code"] == "request_quarantined"
         await running.lines.until("link.up", 3)
         assert (await running.chat(stream=True)).json()["error"]["code"] == "request_quarantined"

@@ -14,7 +14,7 @@
     ├── UpstreamFault         502  a server that answers for us refused us, or what it said made no sense
     ├── NoReplica             503  nobody serves this model now (Retry-After)
     ├── WorkerLost            503  the worker died before the answer's end
-    ├── Quarantined           503  workers died of requests like this one: it is not tried for a while
+    ├── Quarantined           422  workers died of requests like this one: it is not tried for a while
     ├── StoreUnavailable      503  the database does not answer (Retry-After); `detail` is for the operator
     └── DeadlineExceeded      504  the request's time ran out
 
@@ -123,8 +123,8 @@ class WorkerLost(AntiphonError):
 
 
 class Quarantined(AntiphonError):
-    status = 503
-    type = "service_unavailable"
+    status = 422  # not 503: clients would send it again
+    type = "invalid_request_error"
     code = "request_quarantined"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from antiphon.core.errors import AntiphonError, Busy, DeadlineExceeded, Quarantined
+from antiphon.core.errors import AntiphonError, Busy, DeadlineExceeded
 from antiphon.core.generation import Terminal
 from antiphon.gateway.account import Account
 from antiphon.gateway.errors import of_output
@@ -103,6 +103,6 @@ class Course:
 
 
 def lacks_capacity(error: AntiphonError) -> bool:
-    """Whether another model might do better: not where the request is wrong, deadly or out of time."""
-    is_ours = error.status >= 500 and not isinstance(error, DeadlineExceeded | Quarantined)
+    """Whether another model might do better: not where the request is wrong or out of time."""
+    is_ours = error.status >= 500 and not isinstance(error, DeadlineExceeded)
     return is_ours or isinstance(error, Busy)
