@@ -50,12 +50,15 @@ class Linked:
         self.lost: list[Answer] = []
         self.failures: list[Failure] = []
         self.was_draining = False
-        self.num_ups = self.num_downs = 0
+        self.num_ups = self.num_downs = self.num_changes = 0
         self.blocks: asyncio.Queue[Blocks] = asyncio.Queue()
         self.link = WorkerLink(url, secret, self, self.lines.logger())
 
     def link_is_up(self, link: WorkerLink) -> None:
         self.num_ups += 1
+
+    def load_changed(self, link: WorkerLink) -> None:
+        self.num_changes += 1
 
     def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
         self.num_downs += 1
@@ -149,9 +152,9 @@ async def test_load_since_the_report() -> None:
     worker.beats = False
     async with linked(worker) as linked_:
         linked_.submit(make_answer(n=3))
-        assert linked_.link.state(0).dispatched == 3
+        assert linked_.link.state().dispatched == 3
         linked_.link.abort_all()
-        assert linked_.link.state(0).own == 0
+        assert linked_.link.state().own == 0
 
 
 async def test_abort_goes_down() -> None:
