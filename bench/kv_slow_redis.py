@@ -79,22 +79,17 @@ AILMENTS = (
 )
 
 
-class PaddedRunner(ScriptedRunner):
+def padded_runner(settings: Settings) -> ScriptedRunner:
     """A scripted runner whose blocks have the size of a real model's."""
-
-    def __init__(self, settings: Settings) -> None:
-        script = ScriptedSettings(
-            context_tokens=1024, max_sequences=4, step_s=lambda chunks: settings.token_s * _num_tokens(chunks)
-        )
-        super().__init__(babble, script, time.sleep)
-        self._bare_bytes = self.block_bytes
-        self.block_bytes = settings.block_kib * 1024
-
-    def export_blocks(self, blocks: list[int]) -> list[bytes]:
-        return [payload.ljust(self.block_bytes, b"\0") for payload in super().export_blocks(blocks)]
-
-    def import_block(self, block: int, payload: bytes | memoryview) -> None:
-        super().import_block(block, payload[: self._bare_bytes])
+    block_tokens = ScriptedSettings().block_tokens
+    script = ScriptedSettings(
+        context_tokens=1024,
+        block_tokens=block_tokens,
+        max_sequences=4,
+        step_s=lambda chunks: settings.token_s * _num_tokens(chunks),
+        kv_token_bytes=settings.block_kib * 1024 // block_tokens,
+    )
+    return ScriptedRunner(babble, script, time.sleep)
 
 
 def _num_tokens(chunks: list[Chunk]) -> int:
@@ -264,7 +259,7 @@ async def _worker(settings: Settings, url: str | None) -> AsyncIterator[Worker]:
 
     def build() -> Engine:
         sizes = EngineSettings(num_blocks=num_blocks, namespace=_NAMESPACE, checkpoint_blocks=8)
-        return Engine(PaddedRunner(settings), sizes, clock)
+        return Engine(padded_runner(settings), sizes, clock)
 
     await thread.start(build, worker.deliver)
     cache = None if url is None else _cache(settings, url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.kv_slow_redis import AILMENTS, WELL, PaddedRunner, Settings, Suffering
+from bench.kv_slow_redis import AILMENTS, WELL, Settings, Suffering, padded_runner
 
 from antiphon.engine.runner import Chunk
 
@@ -11,7 +11,7 @@ SETTINGS = Settings(token_s=0.0, block_kib=4)
 
 def test_padded_blocks_come_back_as_they_were() -> None:
     """Exported, imported elsewhere, exported again: the same bytes, of the size that was asked for."""
-    one, other = PaddedRunner(SETTINGS), PaddedRunner(SETTINGS)
+    one, other = padded_runner(SETTINGS), padded_runner(SETTINGS)
     one.open(1, [])
     one.run([Chunk(1, 0, list(range(16)), wants_logits=True)])
     one.keep(1, 0, 7)
