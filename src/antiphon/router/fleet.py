@@ -7,12 +7,17 @@ open on it keeps its link until they have ended. Does not choose and does not re
 from __future__ import annotations
 
 import asyncio
-import itertools
+import hashlib
 from collections.abc import Iterable
 
 from antiphon.core.generation import WorkerInfo
 from antiphon.obs.log import Logger
 from antiphon.router.link import LinkListener, WorkerLink, link_url
+
+
+def replica_number(url: str) -> int:
+    """The number by which every gateway knows the worker at this address: a session's choice hangs on it."""
+    return int.from_bytes(hashlib.blake2b(url.encode(), digest_size=7).digest())
 
 
 class Fleet:
@@ -22,7 +27,6 @@ class Fleet:
         self._secret = secret
         self._listener = listener
         self._log = log
-        self._replicas = itertools.count()
         self._links: dict[str, WorkerLink] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -49,8 +53,7 @@ class Fleet:
             self._links[url].is_leaving = False
             self._listener.load_changed(self._links[url])
             return
-        replica = next(self._replicas)
-        self._links[url] = WorkerLink(url, self._secret, self._listener, self._log, replica)
+        self._links[url] = WorkerLink(url, self._secret, self._listener, self._log, replica_number(url))
         if self._tasks is not None:
             self._start(url)
 

@@ -13,7 +13,7 @@ from antiphon.core.generation import Generation, Sampling
 from antiphon.core.wire import Blocks
 from antiphon.router.answer import Answer
 from antiphon.router.attempt import Attempt
-from antiphon.router.fleet import Fleet
+from antiphon.router.fleet import Fleet, replica_number
 from antiphon.router.link import Failure, WorkerLink
 from support.lines import Lines
 from support.loopback import SECRET, LoopbackWorker, saying, silent
@@ -124,3 +124,11 @@ async def test_an_address_that_is_none_is_refused() -> None:
     async with running() as (fleet, _):
         with pytest.raises(BadRequest, match="write http://HOST:PORT"):
             fleet.add("worker-1")
+
+
+def test_a_worker_has_the_same_number_at_every_gateway() -> None:
+    """Whatever the order in which they heard of it; another address has another number."""
+    urls = [f"ws://10.0.0.{host}:8100/link" for host in range(200)]
+    assert replica_number(urls[7]) == replica_number(urls[7])
+    assert len({replica_number(url) for url in urls}) == 200
+    assert all(0 <= replica_number(url) < 2**56 for url in urls)
