@@ -22,6 +22,7 @@ from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
+from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import ServedModels
@@ -149,7 +150,7 @@ def _by_ids(
 def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=HeadBounds,
         ws="none",
         lifespan="off",
         access_log=False,
