@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon.core.catalogue import ModelEntry
+from antiphon.router import mover
 from antiphon.worker.build import EngineSize
 from antiphon.worker.main import WorkerSettings, run_worker
 from support.gateways import HELLO, Gateway, events_of, gateway_to, text_of
@@ -139,12 +141,19 @@ async def test_a_step_that_fails_costs_its_answers_only(tmp_path: Path) -> None:
         assert len(made.gateway.lines.named("link.up")) == 1
 
 
-async def test_an_engine_that_dies_is_an_error_and_then_a_503(tmp_path: Path) -> None:
-    """The answer ends in an error; afterwards nobody serves, and the gateway says so and lives."""
+async def test_an_engine_that_dies_is_an_error_and_then_a_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer waits for another worker and ends in an error; the dying one gets no more work.
+
+    Afterwards nobody serves, and the gateway says so and lives.
+    """
+    monkeypatch.setattr(mover, "PARKED_S", 0.5)
     async with pair(tmp_path, script="babble", die_after=5) as made:
         response = await made.gateway.chat(max_tokens=20, ignore_eos=True)
-        assert response.status_code in (500, 503)
-        await made.gateway.lines.until("link.down")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "worker_lost")
+        assert len(made.gateway.lines.named("link.up")) == 1
+        assert made.gateway.lines.named("answer.moved") == []
         response = await made.gateway.chat()
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_replica")
         assert (await made.gateway.client.get("/health")).status_code == 200

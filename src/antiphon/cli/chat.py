@@ -11,7 +11,10 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 from antiphon.cli import options
 from antiphon.cli.conversation import Conversation, Refusal
@@ -106,8 +109,10 @@ def _command(conversation: Conversation, line: str) -> None:
 def _answer(conversation: Conversation, question: str) -> bool:
     """Print an answer as it comes; whether it came to its end or was stopped by the user."""
     try:
-        with contextlib.closing(conversation.ask(question)) as pieces:
+        with _stop_key() as is_pressed, contextlib.closing(conversation.ask(question)) as pieces:
             for text in pieces:
+                if is_pressed():
+                    raise KeyboardInterrupt
                 sys.stdout.write(make_safe(text))
                 sys.stdout.flush()
     except Refusal as refusal:
@@ -119,6 +124,25 @@ def _answer(conversation: Conversation, question: str) -> bool:
         print(" [stopped]", end="")
     print()
     return True
+
+
+@contextlib.contextmanager
+def _stop_key() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C inside the block raises as ever, and is remembered.
+
+    An exception that a signal raises while Python runs a destructor is lost there.
+    """
+    presses: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        presses.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(presses)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _temperature(text: str) -> float:

@@ -125,6 +125,9 @@ class Links:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "wrong secret"})
             return
         await send({"type": "websocket.accept"})
+        if self._engine.failure is not None:  # the process is about to end: what it took now would die too
+            await send({"type": "websocket.close", "code": _TRY_LATER, "reason": "the engine died"})
+            return
         link = Link(BlockFeed(self._directory))
         self._links.add(link)
         self._metrics.open_links.inc()

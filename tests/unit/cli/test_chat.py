@@ -86,7 +86,7 @@ class Terminal:
         """Everything shown up to and with this text; waits for it."""
         wanted = text.encode()
         while wanted not in self._seen:
-            self._seen += os.read(self._end, 4096)
+            self._seen += os.read(self._end, 2**16)
         shown, _, self._seen = self._seen.partition(wanted)
         return (shown + wanted).decode()
 
