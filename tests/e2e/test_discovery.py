@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -56,6 +57,7 @@ class Fleet:
         self._folder = folder
         self._control = control
         self._all: list[Started] = []
+        self._numbers = itertools.count()
         self.secret = folder / "fleet-secret"
         self.secret.write_text("0123456789abcdef\n")
 
@@ -72,17 +74,21 @@ class Fleet:
 
     def _start(self, command: str, *options: str) -> Started:
         common = ("--model", "scripted", "--secret-file", str(self.secret), "--log-level", "error")
-        process = subprocess.Popen(
-            [*COMMAND, command, *common, "--control-redis", self._control, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"XDG_STATE_HOME": str(self._folder), "ANTIPHON_REDIS_URL": "none"},
-        )
+        number = next(self._numbers)
+        with (self._folder / f"errors-{number}").open("w") as errors:
+            process = subprocess.Popen(
+                [*COMMAND, command, *common, "--control-redis", self._control, *options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"XDG_STATE_HOME": str(self._folder), "ANTIPHON_REDIS_URL": "none"},
+            )
         started = Started(process, "")
         self._all.append(started)
         assert process.stdout is not None
-        started.url = process.stdout.readline().split()[-1]
+        ready = process.stdout.readline()
+        assert ready, (self._folder / f"errors-{number}").read_text()
+        started.url = ready.split()[-1]
         return started
 
 

@@ -8,6 +8,7 @@ nothing here blocks the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Self
 
 from sqlalchemy import URL, Connection, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -24,6 +25,7 @@ from antiphon.core.errors import BadRequest, StoreUnavailable
 from antiphon.store.migrate import NewerSchema, migrate
 
 _PATIENCE_S = 2.0
+_NUM_TRIES = 20  # to bring a schema up to date
 _NUM_CONNECTIONS = 4
 _WRITES = "antiphon_writes"
 
@@ -50,16 +52,34 @@ class Database:
         url = _parse(text)
         with _faults():
             _make_file(url)
-            # Migrations rebuild tables, which enforced foreign keys would take for deletes.
-            upgrading = cls(_engine(url, foreign_keys=False))
-            try:
-                async with upgrading.writing() as connection:
-                    await connection.run_sync(migrate)
-            except NewerSchema as error:
-                raise BadRequest(f"the database was made by a newer Antiphon: {error}") from error
-            finally:
-                await upgrading.close()
+            # Several processes may make the file at once: SQLite then refuses WAL to one without waiting.
+            clock = asyncio.get_running_loop().time
+            until_s = clock() + _PATIENCE_S
+            for left in reversed(range(_NUM_TRIES)):
+                if await cls._upgrade(url, is_last_try=left == 0 or clock() >= until_s):
+                    break
+                await asyncio.sleep(_PATIENCE_S / _NUM_TRIES)
         return cls(_engine(url, foreign_keys=True))
+
+    @classmethod
+    async def _upgrade(cls, url: URL, *, is_last_try: bool) -> bool:
+        """Bring the schema up to date; False where the file is locked. Raises BadRequest, DBAPIError."""
+        # Migrations rebuild tables, which enforced foreign keys would take for deletes.
+        upgrading = _engine(url, foreign_keys=False)
+        try:
+            async with upgrading.connect() as plain:
+                connection = await plain.execution_options(**{_WRITES: True})
+                async with connection.begin():
+                    await connection.run_sync(migrate)
+        except NewerSchema as error:
+            raise BadRequest(f"the database was made by a newer Antiphon: {error}") from error
+        except OperationalError as error:
+            if is_last_try or "locked" not in str(error.orig):
+                raise
+            return False
+        finally:
+            await upgrading.dispose()
+        return True
 
     async def close(self) -> None:
         """Close all connections."""

@@ -77,6 +77,18 @@ async def test_many_open_a_new_file_at_once(path: Path) -> None:
         await database.close()
 
 
+async def test_a_new_file_that_another_holds_is_waited_for(path: Path) -> None:
+    """Another process makes the same file just now: SQLite refuses WAL meanwhile, and then does not."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    opening = asyncio.create_task(_open(path))
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    other.execute("COMMIT")
+    other.close()
+    await (await opening).close()
+
+
 async def test_transaction_is_whole_or_not_there(path: Path) -> None:
     """What fails inside a block leaves nothing behind."""
     database = await _open(path)
