@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from antiphon.cli.checks import Finding
 from antiphon.cli.kvoptions import AUTO, NONE
-from antiphon.cli.redisserver import NoServer, find_server
+from antiphon.cli.redischecks import check_binary
 from antiphon.kv import keys, redisurl
 from antiphon.kv.admin import ServerFacts, open_admin
 from antiphon.kv.controlredis import Command, ControlFault, ControlRedis, Refusal
@@ -29,18 +29,9 @@ def check_control(choice: str) -> Iterator[Finding]:
     if choice == NONE:
         yield Finding("ok", _SUBJECT, "none: gateways know the workers they are told of")
     elif choice == AUTO:
-        yield _check_binary()
+        yield check_binary(_SUBJECT, "no worker can join a run from outside")
     else:
         yield from _check_url(choice)
-
-
-def _check_binary() -> Finding:
-    try:
-        binary = find_server(os.environ.get("PATH", os.defpath))
-    except NoServer as reason:
-        text = "`antiphon serve` finds none to start: no worker can join a run from outside"
-        return Finding("warn", _SUBJECT, text, str(reason))
-    return Finding("ok", _SUBJECT, f"`antiphon serve` starts {binary}")
 
 
 def _check_url(url: str) -> Iterator[Finding]:

@@ -34,18 +34,18 @@ def check_store(choice: str) -> Iterator[Finding]:
     if choice == NONE:
         yield Finding("ok", _SUBJECT, "none: each worker keeps its KV to itself")
     elif choice == AUTO:
-        yield _check_binary()
+        yield check_binary(_SUBJECT, "each worker keeps its KV to itself")
     else:
         yield from _check_url(choice)
 
 
-def _check_binary() -> Finding:
+def check_binary(subject: str, without: str) -> Finding:
+    """Whether `serve` finds a server to start; `without` says what is so where it does not."""
     try:
         binary = find_server(os.environ.get("PATH", os.defpath))
     except NoServer as reason:
-        text = "`antiphon serve` finds none to start: each worker keeps its KV to itself"
-        return Finding("warn", _SUBJECT, text, str(reason))
-    return Finding("ok", _SUBJECT, f"`antiphon serve` starts {binary}")
+        return Finding("warn", subject, f"`antiphon serve` finds none to start: {without}", str(reason))
+    return Finding("ok", subject, f"`antiphon serve` starts {binary}")
 
 
 def _check_url(url: str) -> Iterator[Finding]:
