@@ -1,9 +1,9 @@
 """`bench kv-resume`: chats go on after their worker was killed, with KV from Redis against computing it.
 
 Before every turn each of two workers is killed (SIGKILL) and started again: one with Redis, one without.
-The gateways stay. Every chat takes its turn at the first one; at the second one only some do, because
-computing their history takes seconds: their requests are the same, so each makes a pair. The two take
-turns at going first. Chats go one after the other, so TTFT holds no queue.
+The gateways stay. Every chat takes its turn at the first one; at the second one all do in a full run and
+some in a quick one, because computing their history takes seconds: their requests are the same, so each
+makes a pair. The two take turns at going first. Chats go one after the other, so TTFT holds no queue.
 
     reused    prompt tokens that the worker with Redis did not compute, by its own count (its
               /metrics, not the usage it reports) ÷ those that stood in whole blocks of the chat's history
@@ -20,7 +20,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from bench import commands
 from bench.client import Target
@@ -44,7 +44,7 @@ class Settings:
     num_chats: int = 20
     num_turns: int = 6
     first_tokens: tuple[int, int] = (1000, 2000)
-    paired_every: int = 10  # one chat of so many is also computed anew, and asked without a kill
+    paired_every: int = 1  # one chat of so many is also computed anew, and asked without a kill
     block_tokens: int = 32
     context_tokens: int = 4096
     num_streams: int = 4
@@ -156,7 +156,8 @@ class ResumeBench:
         shape = Shape(num_streams=settings.num_streams, context_tokens=settings.context_tokens, threads=None)
         resumed = fleet.worker(shape, tiers=Tiers(store.url, settings.host_mib))
         recomputed = fleet.worker(shape, tiers=commands.NO_TIERS)
-        unbroken = fleet.worker(shape, tiers=commands.NO_TIERS)
+        room = settings.context_tokens * len(self._paired)
+        unbroken = fleet.worker(replace(shape, kv_tokens=room), tiers=commands.NO_TIERS)
         async with (
             running(fleet.gateway(resumed)) as first,
             running(fleet.gateway(recomputed)) as second,
