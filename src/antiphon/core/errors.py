@@ -32,6 +32,7 @@ class AntiphonError(Exception):
     type = "server_error"
     code: str | None = None
     retry_after_s: float | None = None
+    dropped_reason: str | None = None  # rejected-*: nothing was computed; evicted-*: work is lost
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Scope
 
@@ -49,6 +49,8 @@ class Account:
         self.finishes: list[Terminal] = []
         self.passed_over: list[str] = []  # models that were asked before and did not answer
         self.is_usage_estimated = False
+        self.headers: list[tuple[bytes, bytes]] = []  # for the response, from whoever has something to say
+        self._at_close: list[Callable[[], None]] = []
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
 
@@ -60,6 +62,10 @@ class Account:
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.accepted_s
+
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call this once, when the request has ended in whatever way; last registered, first called."""
+        self._at_close.append(callback)
 
     def ask(self, model: str) -> None:
         """This model is asked to answer: what is counted from now on is its."""
@@ -107,7 +113,12 @@ class Account:
         return (self._last_token_s - self._first_token_s) / (self.num_answer_tokens - 1)
 
     def close(self, log: Logger, metrics: GatewayMetrics) -> None:
-        """Book it."""
+        """Book it, and call back whoever waits for its end."""
+        while self._at_close:
+            try:
+                self._at_close.pop()()
+            except Exception:  # a fault of ours in one must not keep the others from hearing of the end
+                log.exception("request.close_fault", request_id=self.request_id)
         status = CLIENT_GONE if self.is_client_gone else self.status
         e2e_s = self.elapsed_s
         metrics.requests.labels(self.route, str(status)).inc()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from antiphon.core.errors import BadRequest, Unauthorized
+from antiphon.core.grant import FULL_GRANT, Grant
 from antiphon.gateway.keyring import KeyRing
 from antiphon.store.names import LOCAL_TENANT
 
@@ -31,6 +32,7 @@ class Caller:
     tenant_id: str
     tenant: str
     key_id: str | None = None
+    grant: Grant = FULL_GRANT
 
 
 LOCAL = Caller(LOCAL_TENANT, LOCAL_TENANT)
@@ -56,7 +58,7 @@ class Callers:
             )
         owner = await self._ring.owner(presented)
         if owner is not None and not owner.is_revoked:
-            return Caller(owner.tenant_id, owner.tenant, owner.key_id)
+            return Caller(owner.tenant_id, owner.tenant, owner.key_id, owner.grant)
         if owner is None and not self._ring.has_keys:
             return LOCAL
         # The same words for every wrong key: they tell nobody which keys once worked.

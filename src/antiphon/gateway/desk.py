@@ -20,6 +20,7 @@ from antiphon.core.generation import Generation, Terminal
 from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.account import Account
 from antiphon.gateway.callers import Caller
+from antiphon.gateway.checkin import CheckIn
 from antiphon.gateway.course import Course, Start
 from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, ServedModels, context_too_long
@@ -64,6 +65,7 @@ class Desk:
         self.limits = limits
         self.log = log
         self._mirror = mirror
+        self.check_in = CheckIn()
         self._draw = random.random
         self._courses: set[Course] = set()
 

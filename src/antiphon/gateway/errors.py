@@ -49,6 +49,8 @@ def response_of(error: AntiphonError) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.dropped_reason is not None:
+        headers["x-antiphon-dropped-reason"] = error.dropped_reason
     if error.status == 413 or error.status == 408:
         headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, MethodNotAllowed):

@@ -119,6 +119,7 @@ def _headers(account: Account) -> Iterable[tuple[bytes, bytes]]:
     yield b"x-content-type-options", b"nosniff"
     if account.model is not None:
         yield b"x-antiphon-model", account.model.encode("ascii", "backslashreplace")
+    yield from account.headers
     if account.told_route:
         yield b"x-antiphon-route", account.told_route.encode("ascii", "replace")
 

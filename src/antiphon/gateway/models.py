@@ -158,10 +158,13 @@ class ServedModels:
     def _find(self, name: str) -> AnyModel:
         model = self._by_name.get(name)
         if model is None or not model.is_public:
-            raise NotFound(
-                f"The model {name[:_MAX_SHOWN]!r} does not exist.", code="model_not_found", param="model"
-            )
+            raise no_model(name)
         return model
+
+
+def no_model(name: str) -> NotFound:
+    """The error for a model that is not there, or not for this caller."""
+    return NotFound(f"The model {name[:_MAX_SHOWN]!r} does not exist.", code="model_not_found", param="model")
 
 
 def _load(entry: ModelEntry, public_systems: Sequence[str], upstreams: Mapping[str, Upstream]) -> AnyModel:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from antiphon.core.errors import NotFound
+from antiphon.core.grant import FULL_GRANT, Grant
 from antiphon.store.apikey import digest_of, make_key, shown_of
 from antiphon.store.database import Database
 from antiphon.store.names import check_key_name, check_tenant
@@ -49,6 +50,7 @@ class KeyOwner:
     tenant_id: str
     tenant: str
     is_revoked: bool
+    grant: Grant = FULL_GRANT
 
 
 class KeyStore:
