@@ -27,10 +27,10 @@ from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import KvBlock
 from antiphon.kv.keys import BlockKey, block_key, scope_tag
 from antiphon.kv.mackeys import MacKeys
-from antiphon.kv.namespace import NAMESPACE_BYTES
+from antiphon.kv.namespace import NAMESPACE_BYTES, VALUE_FORMAT
 
 MAGIC = b"ANTIPHKV"
-FORMAT_VERSION = 1
+FORMAT_VERSION = VALUE_FORMAT
 RAW = 0  # the only codec so far: the payload as the engine exported it
 
 _HEADER = struct.Struct("<8sHH8s4s32sIII32s4sQ")  # 112 bytes: a payload begins where numpy likes it
@@ -52,7 +52,8 @@ class BadValueReason(enum.StrEnum):
     POSITION = "position"
     TOKENS = "tokens"
     LENGTH = "length"  # not header + the payload it announces + MAC
-    KEY = "key"  # signed with a key that is not, or no longer, ours
+    KEY = "key"  # signed with a key that nobody told us of
+    OLD_KEY = "old_key"  # signed with a key that was ours and has retired
     MAC = "mac"
 
 
@@ -180,7 +181,7 @@ def _proven(value: bytes | memoryview, header: Header, expected: Header, keys: M
         raise BadValue(BadValueReason.LENGTH)
     key = keys.find(header.key_id)
     if key is None:
-        raise BadValue(BadValueReason.KEY)
+        raise BadValue(BadValueReason.OLD_KEY if header.key_id in keys.retired else BadValueReason.KEY)
     view = memoryview(value).toreadonly()
     signed, mac = view[:-_MAC_BYTES], view[-_MAC_BYTES:]
     if not hmac.compare_digest(blake3(signed, key=key.mac).digest(), mac):

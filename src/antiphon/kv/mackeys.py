@@ -5,12 +5,15 @@ One text file, readable by its owner (and group) alone::
     antiphon-mac-keys 1
     current 1f0c9a3b <64 hex digits>
     previous 77ab01e2 <64 hex digits>
+    retired 5c0d91aa
 
 `current` signs; `previous`, there while a rotation is under way, is still believed. Workers read the
 file when they start: after `rotate` restart them one by one, and rotate again only when the longest
-TTL has passed. What an unknown key signed is a miss, and left to those who know it. The number is
-derived from the secret, so a damaged line is noticed. The file appears whole or not at all, and
-processes that make it at the same time end up with one and the same key.
+TTL has passed. A retired key is its number alone, kept so that what it signed can be told from what a
+newer key did: the former is deleted where it is met, the latter, signed with a key that is not in the
+file (yet), is a miss and left to those who know it. A number is derived from its secret, so a damaged
+line is noticed. The file appears whole or not at all, and processes that make it at the same time end up
+with one and the same key.
 
 The secret itself signs nothing: each use has a key derived for it (`MacKey.mac`). Losing the file
 costs the cached blocks and nothing else; whoever can read it can forge them.
@@ -34,6 +37,8 @@ KEY_ID_BYTES = 4
 
 _HEAD = "antiphon-mac-keys 1"
 _ROLES = ("current", "previous")
+_RETIRED = "retired"
+_MOST_RETIRED = 16  # the latest: values of earlier ones have long expired
 _MOST_BYTES = 4096
 _NOT_OURS = 0o027  # group may read (a mounted secret), nobody else anything
 _ID_CONTEXT = "antiphon 2026-11-30 kv MAC key id v1"
@@ -67,10 +72,14 @@ class MacKey:
 
 @dataclass(frozen=True, slots=True)
 class MacKeys:
-    """The key that signs, and the one before it while its blocks are still believed."""
+    """The key that signs, and the one before it while its blocks are still believed.
+
+    `retired`: numbers of keys that are believed no more, latest first.
+    """
 
     current: MacKey
     previous: MacKey | None = None
+    retired: tuple[bytes, ...] = ()
 
     def find(self, key_id: bytes) -> MacKey | None:
         """The valid key of this number."""
@@ -122,13 +131,15 @@ def load_or_create(path: Path) -> MacKeys:
 
 
 def rotate(path: Path) -> MacKeys:
-    """Make a fresh key the current one and the current one the previous; an older one is forgotten.
+    """Make a fresh key the current one and the current one the previous; an older one retires.
 
     Raises NoMacKeys, MacKeyError.
     """
     try:
         with _alone(path.parent):
-            keys = MacKeys(_fresh_key(), previous=load(path).current)
+            before = load(path)
+            retired = before.retired if before.previous is None else (before.previous.id, *before.retired)
+            keys = MacKeys(_fresh_key(), before.current, retired[:_MOST_RETIRED])
             with _written(path, keys) as whole:
                 os.replace(whole, path)
     except FileNotFoundError:
@@ -175,15 +186,19 @@ def _format(keys: MacKeys) -> bytes:
         for role, key in zip(_ROLES, (keys.current, keys.previous), strict=True)
         if key is not None
     ]
+    lines += [f"{_RETIRED} {number.hex()}" for number in keys.retired]
     return ("\n".join([_HEAD, *lines]) + "\n").encode()
 
 
 def _parse(data: bytes) -> MacKeys:
     """ValueError where anything is not as `_format` writes it."""
     head, *lines = data.decode("ascii").splitlines()
-    if head != _HEAD or not 1 <= len(lines) <= len(_ROLES):
+    retired = [line for line in lines if line.startswith(f"{_RETIRED} ")]
+    valid = lines[: len(lines) - len(retired)]
+    if head != _HEAD or not 1 <= len(valid) <= len(_ROLES) or len(retired) > _MOST_RETIRED:
         raise ValueError("not a MAC key file")
-    return MacKeys(*map(_parse_key, _ROLES, lines))
+    found = [_parse_key(role, line) for role, line in zip(_ROLES, valid, strict=False)]
+    return MacKeys(found[0], found[1] if len(found) > 1 else None, tuple(map(_parse_retired, retired)))
 
 
 def _parse_key(role: str, line: str) -> MacKey:
@@ -192,3 +207,11 @@ def _parse_key(role: str, line: str) -> MacKey:
     if (found_role, number) != (role, key.id.hex()):
         raise ValueError("a damaged key")
     return key
+
+
+def _parse_retired(line: str) -> bytes:
+    _, number = line.split()
+    key_id = bytes.fromhex(number)
+    if len(key_id) != KEY_ID_BYTES:
+        raise ValueError("a damaged number")
+    return key_id

@@ -16,6 +16,7 @@ import struct
 from blake3 import blake3
 
 NAMESPACE_BYTES = 8
+VALUE_FORMAT = 1  # of header and MAC (codec.py): another one has keys of its own, in every upgrade
 
 _CONTEXT = "antiphon 2026-11-30 kv namespace v1"
 
@@ -41,6 +42,7 @@ class NamespaceParts:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     lora: str = ""  # digest of the adapter; empty: none
+    value_format: int = VALUE_FORMAT
 
 
 def namespace_of(parts: NamespaceParts) -> bytes:

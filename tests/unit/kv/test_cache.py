@@ -228,6 +228,27 @@ def test_values_of_an_unknown_key_are_misses_and_stay(store: PuppetStore) -> Non
     old.close()
 
 
+def test_values_of_a_retired_key_are_counted_and_deleted(store: PuppetStore) -> None:
+    """Whoever knows that a key has retired makes room for a value that is believed."""
+    old = make_cache(store)
+    keys = MacKeys(MacKey.of(b"3" * 32), MacKey.of(b"4" * 32), (KEYS.current.id,))
+    young = make_cache(store, keys=keys)
+    blocks = chain(3)
+    old.keep(with_payloads(blocks))
+    assert old.drain(PATIENCE_S)
+    assert asked(young, blocks).report.num_computed == 3
+    assert young.drain(PATIENCE_S)
+    stats = young.stats().store
+    assert stats is not None
+    assert stats.bad_values == {BadValueReason.OLD_KEY: 1}
+    assert stats.num_deleted == 1
+    young.keep(with_payloads(blocks[:1]))
+    assert young.drain(PATIENCE_S)
+    assert tiers(asked(young, blocks[:1])) == [Tier.STORE]
+    young.close()
+    old.close()
+
+
 def test_a_wrong_mac_under_a_known_key_is_deleted_by_whoever_meets_it(store: PuppetStore) -> None:
     """Also where it claims the key of before: a forger may name any key."""
     old, young = make_cache(store), make_cache(store, keys=ROTATED)

@@ -185,6 +185,8 @@ def test_the_key_before_is_believed_until_it_is_forgotten() -> None:
     assert CODEC.decode(BLOCK, old) == PAYLOAD
     with pytest.raises(BadValue, match="bad key"):
         BlockCodec(NAMESPACE, MacKeys(UNKNOWN, CURRENT)).decode(BLOCK, old)
+    with pytest.raises(BadValue, match="bad old_key"):
+        BlockCodec(NAMESPACE, MacKeys(UNKNOWN, CURRENT, (PREVIOUS.id,))).decode(BLOCK, old)
     assert header_of(CODEC.encode(BLOCK, PAYLOAD)).key_id == CURRENT.id
 
 

@@ -186,7 +186,26 @@ def test_rotating_keeps_the_last_key_valid(path: Path) -> None:
     assert third.find(first.id) is None
     assert third.find(second.current.id) == second.current
     assert third.find(third.current.id) == third.current
+    assert (second.retired, third.retired) == ((), (first.id,))
+    assert load(path) == third
     assert files(path) == ["mac-keys"]
+
+
+def test_the_numbers_of_retired_keys_are_bounded(path: Path) -> None:
+    """The latest are kept, and the file stays one that can be read."""
+    keys = [load_or_create(path).current, *(rotate(path).current for _ in range(20))]
+    kept = load(path)
+    assert kept.retired == tuple(key.id for key in reversed(keys[3:-2]))
+    assert all(kept.find(number) is None for number in kept.retired)
+
+
+@pytest.mark.parametrize("line", ["retired", "retired 12", "retired xyzxyzxy", "retired 01020304 05"])
+def test_a_damaged_retired_number_is_noticed(path: Path, line: str) -> None:
+    """As a damaged key is."""
+    load_or_create(path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(MacKeyError, match="damaged"):
+        load(path)
 
 
 def test_two_rotations_at_once_lose_no_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
