@@ -44,6 +44,7 @@ OTHERWISE = {
     "tensor_parallel": 8,
     "pipeline_parallel": 2,
     "lora": "b5bb9d80",
+    "value_format": 2,
 }
 
 
