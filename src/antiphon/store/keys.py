@@ -10,9 +10,9 @@ import datetime
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
-from sqlalchemy import Select, insert, select, update
+from sqlalchemy import Row, Select, Update, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,13 +20,12 @@ from antiphon.core.errors import NotFound
 from antiphon.core.grant import FULL_GRANT, Grant
 from antiphon.store.apikey import digest_of, make_key, shown_of
 from antiphon.store.database import Database
+from antiphon.store.grants import GRANT_COLUMNS, columns_of, grant_of
 from antiphon.store.names import check_key_name, check_tenant
 from antiphon.store.schema import KeyRow, TenantRow
 
 _ID_BYTES = 8
 _IDS_A_STATEMENT = 500  # databases bound the number of values in one
-_Time: TypeAlias = datetime.datetime
-_KeyColumns: TypeAlias = tuple[str, str, str, str, _Time, _Time | None, _Time | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Key:
     created_at: datetime.datetime
     last_used_at: datetime.datetime | None
     revoked_at: datetime.datetime | None
+    grant: Grant = FULL_GRANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class KeyStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, tenant: str, name: str) -> tuple[Key, str]:
+    async def create(self, tenant: str, name: str, grant: Grant = FULL_GRANT) -> tuple[Key, str]:
         """A new key and its text, which is nowhere else from now on. Raises BadRequest."""
         check_tenant(tenant)
         check_key_name(name)
@@ -71,11 +71,12 @@ class KeyStore:
             "digest": digest_of(text),
             "shown": shown_of(text),
             "created_at": now,
+            **columns_of(grant),
         }
         async with self._database.writing() as connection:
             row["tenant_id"] = await _tenant_id(connection, tenant)
             await connection.execute(insert(KeyRow).values(row))
-        return Key(str(row["id"]), tenant, name, shown_of(text), now, None, None), text
+        return Key(row["id"], tenant, name, shown_of(text), now, None, None, grant), text
 
     async def list(self, tenant: str | None = None) -> Sequence[Key]:
         """All keys, or a tenant's, oldest first."""
@@ -83,28 +84,29 @@ class KeyStore:
         if tenant is not None:
             query = query.where(TenantRow.name == tenant)
         async with self._database.reading() as connection:
-            return [Key(*row) for row in await connection.execute(query)]
+            return [_key_of(row) for row in await connection.execute(query)]
+
+    async def find(self, key_id: str) -> Key:
+        """The key of this id. Raises NotFound."""
+        async with self._database.reading() as connection:
+            return await _find(connection, key_id)
+
+    async def change(self, key_id: str, grant: Grant) -> Key:
+        """Give a key another grant, whole. Raises NotFound, BadRequest."""
+        return await self._update(key_id, update(KeyRow).values(columns_of(grant)))
 
     async def revoke(self, key_id: str) -> Key:
         """End a key; one that has ended already stays as it is. Raises NotFound."""
-        ending = update(KeyRow).where(KeyRow.id == key_id, KeyRow.revoked_at.is_(None))
-        async with self._database.writing() as connection:
-            await connection.execute(ending.values(revoked_at=_now()))
-            row = (await connection.execute(_keys().where(KeyRow.id == key_id))).one_or_none()
-        if row is None:
-            raise NotFound(f"there is no key with the id {key_id[:64]!r}")
-        return Key(*row)
+        ending = update(KeyRow).where(KeyRow.revoked_at.is_(None)).values(revoked_at=_now())
+        return await self._update(key_id, ending)
 
     async def owner(self, digest: bytes) -> KeyOwner | None:
         """Whose key has this digest; revoked ones too."""
-        query = (
-            select(KeyRow.id, TenantRow.id, TenantRow.name, KeyRow.revoked_at.is_not(None))
-            .join(TenantRow, TenantRow.id == KeyRow.tenant_id)
-            .where(KeyRow.digest == digest)
-        )
-        async with self._database.reading() as connection:
-            row = (await connection.execute(query)).one_or_none()
-        return None if row is None else KeyOwner(row[0], row[1], row[2], bool(row[3]))
+        return await self._owner(_owners().where(KeyRow.digest == digest))
+
+    async def owner_by_id(self, key_id: str) -> KeyOwner | None:
+        """Whose key has this id; revoked ones too. For what was made on behalf of a key."""
+        return await self._owner(_owners().where(KeyRow.id == key_id))
 
     async def has_any(self) -> bool:
         """Whether there is a key at all; revoked ones count."""
@@ -125,17 +127,48 @@ class KeyStore:
                 some = KeyRow.id.in_(ids[start : start + _IDS_A_STATEMENT])
                 await connection.execute(update(KeyRow).where(some).values(last_used_at=at))
 
+    async def _update(self, key_id: str, change: Update) -> Key:
+        async with self._database.writing() as connection:
+            await connection.execute(change.where(KeyRow.id == key_id))
+            return await _find(connection, key_id)
 
-def _keys() -> Select[*_KeyColumns]:
+    async def _owner(self, query: Select[*tuple[Any, ...]]) -> KeyOwner | None:
+        async with self._database.reading() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            return None
+        return KeyOwner(row.id, row.tenant_id, row.tenant, row.revoked_at is not None, grant_of(row))
+
+
+def _keys() -> Select[*tuple[Any, ...]]:
     return select(
         KeyRow.id,
-        TenantRow.name,
+        TenantRow.name.label("tenant"),
         KeyRow.name,
         KeyRow.shown,
         KeyRow.created_at,
         KeyRow.last_used_at,
         KeyRow.revoked_at,
+        *GRANT_COLUMNS,
     ).join(TenantRow, TenantRow.id == KeyRow.tenant_id)
+
+
+def _key_of(row: Row[*tuple[Any, ...]]) -> Key:
+    times = (row.created_at, row.last_used_at, row.revoked_at)
+    return Key(row.id, row.tenant, row.name, row.shown, *times, grant_of(row))
+
+
+def _owners() -> Select[*tuple[Any, ...]]:
+    return select(
+        KeyRow.id, KeyRow.tenant_id, TenantRow.name.label("tenant"), KeyRow.revoked_at, *GRANT_COLUMNS
+    ).join(TenantRow, TenantRow.id == KeyRow.tenant_id)
+
+
+async def _find(connection: AsyncConnection, key_id: str) -> Key:
+    row = (await connection.execute(_keys().where(KeyRow.id == key_id))).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no key with the id {key_id[:64]!r}")
+    return _key_of(row)
 
 
 async def _tenant_id(connection: AsyncConnection, name: str) -> str:

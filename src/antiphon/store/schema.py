@@ -9,7 +9,17 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, ForeignKey, LargeBinary, MetaData, String
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    false,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -18,6 +28,7 @@ from antiphon.store.names import MAX_NAME_CHARACTERS, MAX_TENANT_CHARACTERS
 ID_CHARACTERS = 32
 DIGEST_BYTES = 32
 SHOWN_CHARACTERS = 32
+PRIORITY_CHARACTERS = 16
 
 # Constraints have names, so that later migrations can change them on every database.
 _CONVENTION = {
@@ -80,3 +91,13 @@ class KeyRow(Base):
     created_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
     last_used_at: Mapped[datetime.datetime | None] = mapped_column(UtcTime)  # to a minute or so
     revoked_at: Mapped[datetime.datetime | None] = mapped_column(UtcTime)
+
+    # What it allows; store/grants.py reads and writes these. A limit that is NULL is none.
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    max_concurrent: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_month: Mapped[int | None] = mapped_column(BigInteger)
+    models: Mapped[str | None] = mapped_column(Text)  # a JSON list of names; NULL: all
+    priority: Mapped[str] = mapped_column(String(PRIORITY_CHARACTERS), server_default="interactive")
+    is_admin: Mapped[bool] = mapped_column(server_default=false())

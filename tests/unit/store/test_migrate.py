@@ -11,12 +11,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, inspect
+from sqlalchemy import Connection, create_engine, inspect, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from antiphon.core.grant import FULL_GRANT
+from antiphon.store.grants import GRANT_COLUMNS, grant_of
 from antiphon.store.migrate import NewerSchema, migrate, migration_config
-from antiphon.store.schema import Base
+from antiphon.store.schema import Base, KeyRow
 
 
 @pytest.fixture
@@ -89,3 +91,17 @@ def test_tables_speak_postgresql(table: object) -> None:
     text = str(CreateTable(table).compile(dialect=postgresql.dialect()))
     assert "DATETIME" not in text
     assert "BLOB" not in text
+
+
+def test_keys_made_before_grants_keep_all_they_had(connection: Connection) -> None:
+    """A key of the first version has no limits, every model, the most urgent class; and is no admin."""
+    config = migration_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "0001")
+    connection.exec_driver_sql(
+        "INSERT INTO api_keys (id, tenant_id, name, digest, shown, created_at)"
+        " VALUES ('key_1', 'local', 'k', x'00', 's', '2026-11-01 00:00:00.000000')"
+    )
+    migrate(connection)
+    row = connection.execute(select(KeyRow.id, KeyRow.digest, *GRANT_COLUMNS)).one()
+    assert (row.id, row.digest, grant_of(row)) == ("key_1", b"\0", FULL_GRANT)
