@@ -14,11 +14,13 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     ForeignKey,
+    Index,
     LargeBinary,
     MetaData,
     String,
     Text,
     false,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -29,6 +31,8 @@ ID_CHARACTERS = 32
 DIGEST_BYTES = 32
 SHOWN_CHARACTERS = 32
 PRIORITY_CHARACTERS = 16
+REQUEST_ID_CHARACTERS = 40
+MODEL_CHARACTERS = 256
 
 # Constraints have names, so that later migrations can change them on every database.
 _CONVENTION = {
@@ -101,3 +105,52 @@ class KeyRow(Base):
     models: Mapped[str | None] = mapped_column(Text)  # a JSON list of names; NULL: all
     priority: Mapped[str] = mapped_column(String(PRIORITY_CHARACTERS), server_default="interactive")
     is_admin: Mapped[bool] = mapped_column(server_default=false())
+
+
+class UsageRow(Base):
+    """One request: opened when it was let in, ended once. Rows outlive the keys they name.
+
+    `prompt_tokens` holds the cached ones too. `cost_micros`: millionths of the currency.
+    """
+
+    __tablename__ = "usage"
+
+    id: Mapped[str] = mapped_column(String(REQUEST_ID_CHARACTERS), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(ID_CHARACTERS))
+    key_id: Mapped[str | None] = mapped_column(String(ID_CHARACTERS))  # NULL: it needed none
+    client_token_id: Mapped[str | None] = mapped_column(String(64))
+    gateway_id: Mapped[str] = mapped_column(String(ID_CHARACTERS))
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))  # that answers; at first, that was asked for
+    endpoint: Mapped[str] = mapped_column(String(64))
+    opened_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
+    closed_at: Mapped[datetime.datetime | None] = mapped_column(UtcTime)  # NULL: open
+    outcome: Mapped[str | None] = mapped_column(String(48))
+    status: Mapped[int | None]  # of the HTTP response
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    answer_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cost_micros: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    currency: Mapped[str | None] = mapped_column(String(3))
+    is_estimated: Mapped[bool] = mapped_column(server_default=false())
+
+    __table_args__ = (
+        Index("ix_usage_opened_at", "opened_at", "id"),  # the order of exports
+        Index("ix_usage_tenant_id", "tenant_id", "opened_at"),
+        Index("ix_usage_key_id", "key_id", "opened_at"),
+        Index(
+            "ix_usage_gateway_id",
+            "gateway_id",
+            sqlite_where=text("closed_at IS NULL"),
+            postgresql_where=text("closed_at IS NULL"),
+        ),
+    )
+
+
+class GatewayRow(Base):
+    """A gateway that writes usage, while it lives. `seen_at` changes every few seconds."""
+
+    __tablename__ = "gateways"
+
+    id: Mapped[str] = mapped_column(String(ID_CHARACTERS), primary_key=True)
+    started_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
+    seen_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
