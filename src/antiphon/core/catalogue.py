@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from antiphon.core.errors import BadRequest, NotFound
+from antiphon.core.price import PriceEntry
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -64,7 +65,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One model. Exactly one of `file` and `package` says where its weights are.
 
     Engine "openai" is an upstream: another server computes it; a file, where ids are exchanged, serves for
-    vocabulary and chat template only. `public` false: not listed, and only routes may name it.
+    vocabulary and chat template only. `public` false: not listed, and only routes may name it. `price`: what
+    its tokens cost; None: nothing.
 
     Engine "scripted" has no weights: `script` names what it says (engine/scripted.py), `step_s` how
     long each step takes, `prefill_token_s` how much longer for each token of a prompt, `decode_row_s` for
@@ -80,6 +82,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aliases: tuple[str, ...] = ()
     public: bool = True
     upstream: UpstreamEntry | None = None
+    price: PriceEntry | None = None
     script: Literal["echo", "babble", "noise"] = "echo"
     step_s: float = 0.0
     prefill_token_s: float = 0.0
