@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from starlette.types import Scope
 
@@ -50,7 +51,7 @@ class Account:
         self.passed_over: list[str] = []  # models that were asked before and did not answer
         self.is_usage_estimated = False
         self.headers: list[tuple[bytes, bytes]] = []  # for the response, from whoever has something to say
-        self._at_close: list[Callable[[], None]] = []
+        self._at_close = ExitStack()
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
 
@@ -65,7 +66,7 @@ class Account:
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call this once, when the request has ended in whatever way; last registered, first called."""
-        self._at_close.append(callback)
+        self._at_close.callback(callback)
 
     def ask(self, model: str) -> None:
         """This model is asked to answer: what is counted from now on is its."""
@@ -114,11 +115,10 @@ class Account:
 
     def close(self, log: Logger, metrics: GatewayMetrics) -> None:
         """Book it, and call back whoever waits for its end."""
-        while self._at_close:
-            try:
-                self._at_close.pop()()
-            except Exception:  # a fault of ours in one must not keep the others from hearing of the end
-                log.exception("request.close_fault", request_id=self.request_id)
+        with self._at_close:  # all are called, also where one of them fails
+            self._book(log, metrics)
+
+    def _book(self, log: Logger, metrics: GatewayMetrics) -> None:
         status = CLIENT_GONE if self.is_client_gone else self.status
         e2e_s = self.elapsed_s
         metrics.requests.labels(self.route, str(status)).inc()
