@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.generation import Generation, Sampling
+from antiphon.store.database import file_url
+from support.postgres import PostgresServer, postgres_server
 
 MakeGeneration = Callable[..., Generation]
 
@@ -31,6 +33,22 @@ def model_path() -> Path:
         pytest.skip("the built-in model is not installed: pip install antiphon[demo]")
     file = next(f for f in package.files or [] if f.name.endswith(".gguf"))
     return Path(str(package.locate_file(file)))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that all tests share; a test that ends it starts it again."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new, empty database of each kind that we serve."""
+    if request.param == "sqlite":
+        return file_url(tmp_path / "keys.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.new_database())
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""One SQL database: its URL, its connections, its schema's version, its faults as errors of ours.
+"""One SQL database: its connections, its schema's version, its faults as errors of ours.
 
-Invariants: a transaction is whole or not there; those that write on SQLite take its lock when they
-begin, so that none fails half-way for want of it; no wait on the database is longer than `_PATIENCE_S`;
-neither statements nor their values stand in an error. SQLite is served through aiosqlite's threads:
-nothing here blocks the event loop.
+Invariants: a transaction is whole or not there, and sees one moment; no wait on the database is longer
+than `_PATIENCE_S`; neither statements nor their values stand in an error. What each kind of database
+does its own way is in store/sqlite.py and store/postgres.py. Nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -11,75 +10,149 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
-from sqlalchemy import URL, Connection, event, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from antiphon.core.errors import BadRequest, StoreUnavailable
+from antiphon.store import databaseurl
+from antiphon.store.databaseurl import SqliteUrl
 from antiphon.store.migrate import NewerSchema, migrate
+from antiphon.store.patience import Bounds
+from antiphon.store.postgres import Postgres
+from antiphon.store.sqlite import Sqlite
 
 _PATIENCE_S = 2.0
 _NUM_TRIES = 20  # to bring a schema up to date
 _NUM_CONNECTIONS = 4
-_WRITES = "antiphon_writes"
+
+
+class Kind(Protocol):
+    """What one kind of database does its own way."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What its driver raises that SQLAlchemy does not wrap."""
+        ...
+
+    @property
+    def version_query(self) -> str: ...
+
+    @property
+    def is_there(self) -> bool:
+        """False where it would have to be made."""
+        ...
+
+    def make(self) -> None:
+        """Make it, where that is ours to do. Raises OSError."""
+        ...
+
+    def engine(self) -> AsyncEngine:
+        """Connections for work."""
+        ...
+
+    def upgrader(self) -> AsyncEngine:
+        """Connections for migrations."""
+        ...
+
+    def reads(self, engine: AsyncEngine) -> AsyncEngine:
+        """The same connections, for transactions that only read …"""
+        ...
+
+    def writes(self, engine: AsyncEngine) -> AsyncEngine:
+        """… and for the others."""
+        ...
+
+    async def hold_others(self, connection: AsyncConnection) -> None:
+        """Let no other process migrate until this transaction ends."""
+        ...
+
+    def is_passing(self, error: OperationalError) -> bool:
+        """Whether a migration that failed so may work a moment later."""
+        ...
+
+    def word_of(self, error: BaseException) -> str:
+        """What the database said, for the operator."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a database says of itself. `schema` None: Antiphon was never here."""
+
+    name: str
+    version: str
+    schema: str | None
+    rtt_s: float
 
 
 def check_url(text: str) -> None:
     """Raises BadRequest where it is no database URL of ours."""
-    _parse(text)
+    databaseurl.parse(text)
+
+
+def shown_url(text: str) -> str:
+    """The URL without its password. Raises BadRequest."""
+    return str(databaseurl.parse(text))
 
 
 def file_url(file: Path) -> str:
     """The URL of a database in this file."""
-    return URL.create("sqlite", database=str(file)).render_as_string()
+    return str(SqliteUrl(file))
+
+
+async def look(url: str) -> Facts | None:
+    """Ask a database about itself and change nothing; None: it is not there yet. Raises as `open`."""
+    kind = _kind(url)
+    if not kind.is_there:
+        return None
+    with _faults(kind):
+        engine = kind.engine()
+        clock = asyncio.get_running_loop().time
+        try:
+            async with engine.connect() as connection:
+                began_s = clock()
+                version = (await connection.execute(text(kind.version_query))).scalar_one()
+                rtt_s = clock() - began_s
+                return Facts(kind.name, version, await connection.run_sync(_schema_of), rtt_s)
+        finally:
+            await engine.dispose()
 
 
 class Database:
     """An open database, its schema up to date."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._engine = kind.engine()
+        self._reads = kind.reads(self._engine)
+        self._writes = kind.writes(self._engine)
 
     @classmethod
-    async def open(cls, text: str) -> Self:
-        """Connect; make the file and bring the schema up to date. Raises StoreUnavailable, BadRequest."""
-        url = _parse(text)
-        with _faults():
-            _make_file(url)
-            # Several processes may make the file at once: SQLite then refuses WAL to one without waiting.
+    async def open(cls, url: str) -> Self:
+        """Connect; make a file and bring the schema up to date. Raises StoreUnavailable, BadRequest."""
+        kind = _kind(url)
+        with _faults(kind):
+            kind.make()
+            # Several processes may make a file at once: SQLite then refuses WAL to one without waiting.
             clock = asyncio.get_running_loop().time
             until_s = clock() + _PATIENCE_S
             for left in reversed(range(_NUM_TRIES)):
-                if await cls._upgrade(url, is_last_try=left == 0 or clock() >= until_s):
+                if await _upgrade(kind, is_last_try=left == 0 or clock() >= until_s):
                     break
                 await asyncio.sleep(_PATIENCE_S / _NUM_TRIES)
-        return cls(_engine(url, foreign_keys=True))
-
-    @classmethod
-    async def _upgrade(cls, url: URL, *, is_last_try: bool) -> bool:
-        """Bring the schema up to date; False where the file is locked. Raises BadRequest, DBAPIError."""
-        # Migrations rebuild tables, which enforced foreign keys would take for deletes.
-        upgrading = _engine(url, foreign_keys=False)
-        try:
-            async with upgrading.connect() as plain:
-                connection = await plain.execution_options(**{_WRITES: True})
-                async with connection.begin():
-                    await connection.run_sync(migrate)
-        except NewerSchema as error:
-            raise BadRequest(f"the database was made by a newer Antiphon: {error}") from error
-        except OperationalError as error:
-            if is_last_try or "locked" not in str(error.orig):
-                raise
-            return False
-        finally:
-            await upgrading.dispose()
-        return True
+        return cls(kind)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -87,80 +160,64 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for queries. Raises StoreUnavailable."""
-        with _faults():
-            async with self._engine.connect() as connection:
+        """A connection for queries, which all see one moment. Raises StoreUnavailable."""
+        with _faults(self._kind):
+            async with self._reads.connect() as connection:
                 yield connection
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed where the block ends well. Raises StoreUnavailable, IntegrityError."""
-        with _faults():
-            async with self._engine.connect() as plain:
-                connection = await plain.execution_options(**{_WRITES: True})
-                async with connection.begin():
-                    yield connection
+        with _faults(self._kind):
+            async with self._writes.begin() as connection:
+                yield connection
 
 
-def _parse(text: str) -> URL:
+def _kind(text: str) -> Kind:
+    url = databaseurl.parse(text)
+    bounds = Bounds(_PATIENCE_S, _NUM_CONNECTIONS)
+    return Sqlite(url, bounds) if isinstance(url, SqliteUrl) else Postgres(url, bounds)
+
+
+async def _upgrade(kind: Kind, *, is_last_try: bool) -> bool:
+    """Bring the schema up to date; False: that may work a moment later. Raises BadRequest, DBAPIError."""
+    engine = kind.upgrader()
     try:
-        url = make_url(text)
-    except ArgumentError:
-        url = None
-    if url is None or url.drivername not in ("sqlite", "sqlite+aiosqlite") or url.query:
-        raise BadRequest("that is no database URL of ours; write sqlite:///FILE")
-    if url.database in (None, "", ":memory:"):
-        raise BadRequest("the database URL names no file; write sqlite:///FILE")
-    return url.set(drivername="sqlite+aiosqlite")
+        async with kind.writes(engine).begin() as connection:
+            await kind.hold_others(connection)
+            await connection.run_sync(migrate)
+    except NewerSchema as error:
+        raise BadRequest(f"the database was made by a newer Antiphon: {error}") from error
+    except OperationalError as error:
+        if is_last_try or not kind.is_passing(error):
+            raise
+        return False
+    finally:
+        await engine.dispose()
+    return True
+
+
+def _schema_of(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
 
 
 @contextlib.contextmanager
-def _faults() -> Iterator[None]:
+def _faults(kind: Kind) -> Iterator[None]:
     try:
         yield
     except IntegrityError:
         raise  # a rule of the schema was broken: whoever wrote knows which
     except DBAPIError as error:
-        raise _unavailable(str(error.orig)) from error
+        raise _unavailable(kind.word_of(error.orig or error)) from error
     except PoolTimeout as error:
         raise _unavailable("all its connections are busy") from error
+    except kind.errors as error:
+        raise _unavailable(kind.word_of(error)) from error
+    except TimeoutError as error:
+        raise _unavailable("it does not answer in time") from error
     except OSError as error:
         raise _unavailable(error.strerror or str(error)) from error
 
 
 def _unavailable(detail: str) -> StoreUnavailable:
     return StoreUnavailable("The database of keys does not answer now. Please try again.", detail=detail)
-
-
-def _make_file(url: URL) -> None:
-    """For this user alone; what SQLite puts beside it gets the same mode."""
-    assert url.database is not None
-    file = Path(url.database)
-    if not file.exists():
-        file.touch(0o600)
-
-
-def _engine(url: URL, *, foreign_keys: bool) -> AsyncEngine:
-    engine = create_async_engine(
-        url,
-        pool_size=_NUM_CONNECTIONS,
-        max_overflow=0,
-        pool_timeout=_PATIENCE_S,
-        hide_parameters=True,
-        # No implicit transactions by the driver: `begin` below says BEGIN, before DDL too.
-        connect_args={"timeout": _PATIENCE_S, "isolation_level": None},
-    )
-
-    def connect(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
-        cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-        cursor.close()
-
-    def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    event.listen(engine.sync_engine, "connect", connect)
-    event.listen(engine.sync_engine, "begin", begin)
-    return engine

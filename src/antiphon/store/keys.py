@@ -7,6 +7,7 @@ being with its first key. Who may call with a key is the gateway's to decide, an
 from __future__ import annotations
 
 import datetime
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from antiphon.core.grant import FULL_GRANT, Grant
 from antiphon.store.apikey import digest_of, make_key, shown_of
 from antiphon.store.database import Database
 from antiphon.store.grants import GRANT_COLUMNS, columns_of, grant_of
-from antiphon.store.names import check_key_name, check_tenant
+from antiphon.store.names import check_key_name, check_tenant, is_tenant
 from antiphon.store.schema import KeyRow, TenantRow
 
 _ID_BYTES = 8
+_ID = re.compile(rf"key_[0-9a-f]{{{2 * _ID_BYTES}}}")
 _IDS_A_STATEMENT = 500  # databases bound the number of values in one
 
 
@@ -82,12 +84,15 @@ class KeyStore:
         """All keys, or a tenant's, oldest first."""
         query = _keys().order_by(KeyRow.created_at, KeyRow.id)
         if tenant is not None:
+            if not is_tenant(tenant):  # databases do not take every text there is
+                return []
             query = query.where(TenantRow.name == tenant)
         async with self._database.reading() as connection:
             return [_key_of(row) for row in await connection.execute(query)]
 
     async def find(self, key_id: str) -> Key:
         """The key of this id. Raises NotFound."""
+        _check_id(key_id)
         async with self._database.reading() as connection:
             return await _find(connection, key_id)
 
@@ -106,6 +111,8 @@ class KeyStore:
 
     async def owner_by_id(self, key_id: str) -> KeyOwner | None:
         """Whose key has this id; revoked ones too. For what was made on behalf of a key."""
+        if _ID.fullmatch(key_id) is None:
+            return None
         return await self._owner(_owners().where(KeyRow.id == key_id))
 
     async def has_any(self) -> bool:
@@ -120,14 +127,16 @@ class KeyStore:
             return {name: tenant_id for name, tenant_id in rows}
 
     async def mark_used(self, key_ids: Collection[str], at: datetime.datetime) -> None:
-        """Note that these keys were used about then."""
+        """Note that these keys were used about then; not of those that somebody else changes just now."""
         ids = sorted(key_ids)
         async with self._database.writing() as connection:
             for start in range(0, len(ids), _IDS_A_STATEMENT):
                 some = KeyRow.id.in_(ids[start : start + _IDS_A_STATEMENT])
-                await connection.execute(update(KeyRow).where(some).values(last_used_at=at))
+                free = select(KeyRow.id).where(some).with_for_update(skip_locked=True)
+                await connection.execute(update(KeyRow).where(KeyRow.id.in_(free)).values(last_used_at=at))
 
     async def _update(self, key_id: str, change: Update) -> Key:
+        _check_id(key_id)
         async with self._database.writing() as connection:
             await connection.execute(change.where(KeyRow.id == key_id))
             return await _find(connection, key_id)
@@ -167,13 +176,24 @@ def _owners() -> Select[*tuple[Any, ...]]:
 async def _find(connection: AsyncConnection, key_id: str) -> Key:
     row = (await connection.execute(_keys().where(KeyRow.id == key_id))).one_or_none()
     if row is None:
-        raise NotFound(f"there is no key with the id {key_id[:64]!r}")
+        raise _no_key(key_id)
     return _key_of(row)
+
+
+def _check_id(key_id: str) -> None:
+    """Databases do not take every text there is: what cannot be an id is not asked for. Raises NotFound."""
+    if _ID.fullmatch(key_id) is None:
+        raise _no_key(key_id)
+
+
+def _no_key(key_id: str) -> NotFound:
+    return NotFound(f"there is no key with the id {key_id[:64]!r}")
 
 
 async def _tenant_id(connection: AsyncConnection, name: str) -> str:
     """The id of the tenant of this name, made where there is none."""
-    find = select(TenantRow.id).where(TenantRow.name == name)
+    # Held until the key is there: a tenant is not erased meanwhile.
+    find = select(TenantRow.id).where(TenantRow.name == name).with_for_update(read=True, key_share=True)
     found = (await connection.execute(find)).scalar_one_or_none()
     if found is not None:
         return found

@@ -16,9 +16,14 @@ MAX_NAME_CHARACTERS = 64
 _TENANT = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_TENANT_CHARACTERS - 1}}}")
 
 
+def is_tenant(name: str) -> bool:
+    """Whether a tenant may be called so."""
+    return _TENANT.fullmatch(name) is not None
+
+
 def check_tenant(name: str) -> str:
     """The name, where it may be a tenant's. Raises BadRequest."""
-    if _TENANT.fullmatch(name) is None:
+    if not is_tenant(name):
         raise BadRequest(
             f"{name[:MAX_TENANT_CHARACTERS]!r} is no name for a tenant: take up to {MAX_TENANT_CHARACTERS} "
             "characters of a-z, 0-9, '.', '_' and '-', and begin with a letter or digit"

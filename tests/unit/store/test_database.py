@@ -1,9 +1,10 @@
-"""A database file: opened by many, locked, broken, newer than we are."""
+"""A database file: opened by many, locked, broken, newer than we are. What both kinds of database share is
+in tests/contract/test_database.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
 import sqlite3
 import stat
@@ -11,15 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import select
 
 from antiphon.core.errors import BadRequest, StoreUnavailable
 from antiphon.store import database as module
-from antiphon.store.database import Database, check_url, file_url
-from antiphon.store.schema import KeyRow, TenantRow
-
-NOW = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
+from antiphon.store.database import Database, file_url
+from antiphon.store.schema import TenantRow
 
 
 @pytest.fixture
@@ -30,24 +28,6 @@ def path(tmp_path: Path) -> Path:
 
 async def _open(path: Path) -> Database:
     return await Database.open(file_url(path))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "keys.db",
-        "mysql://h/d",
-        "postgresql://h/d",
-        "sqlite://",
-        "sqlite:///:memory:",
-        "sqlite:///a?mode=ro",
-    ],
-)
-def test_urls_that_are_none(text: str) -> None:
-    """Only a file of SQLite is served so far, and the line says how to write it."""
-    with pytest.raises(BadRequest, match="write sqlite:///FILE"):
-        check_url(text)
 
 
 @pytest.mark.parametrize("name", ["keys.db", "a b?c=d#e%20.db", "köln"])
@@ -89,55 +69,6 @@ async def test_a_new_file_that_another_holds_is_waited_for(path: Path) -> None:
     await (await opening).close()
 
 
-async def test_transaction_is_whole_or_not_there(path: Path) -> None:
-    """What fails inside a block leaves nothing behind."""
-    database = await _open(path)
-    with pytest.raises(ZeroDivisionError):
-        async with database.writing() as connection:
-            await connection.execute(insert(TenantRow).values(id="t", name="t", created_at=NOW))
-            raise ZeroDivisionError
-    async with database.reading() as connection:
-        assert (await connection.execute(select(TenantRow.id))).scalars().all() == ["local"]
-    await database.close()
-
-
-async def test_broken_rules_are_the_writers_business(path: Path) -> None:
-    """A name taken twice is no fault of the database."""
-    database = await _open(path)
-    with pytest.raises(IntegrityError) as caught:
-        async with database.writing() as connection:
-            values = {"id": "secret-value", "name": "local", "created_at": NOW}
-            await connection.execute(insert(TenantRow).values(values))
-    assert "secret-value" not in str(caught.value)
-    await database.close()
-
-
-async def test_keys_belong_to_tenants(path: Path) -> None:
-    """A key whose tenant is not there cannot be written."""
-    database = await _open(path)
-    row = {"id": "k", "tenant_id": "nobody", "name": "k", "digest": b"d", "shown": "s", "created_at": NOW}
-    with pytest.raises(IntegrityError):
-        async with database.writing() as connection:
-            await connection.execute(insert(KeyRow).values(row))
-    await database.close()
-
-
-async def test_writers_wait_for_each_other(path: Path) -> None:
-    """Transactions that overlap all come through, one after the other."""
-    database = await _open(path)
-
-    async def add(name: str) -> None:
-        async with database.writing() as connection:
-            held = (await connection.execute(select(TenantRow.id))).scalars().all()
-            row = {"id": f"{len(held)}", "name": name, "created_at": NOW}
-            await connection.execute(insert(TenantRow).values(row))
-
-    await asyncio.gather(*(add(f"t{number}") for number in range(20)))
-    async with database.reading() as connection:
-        assert len((await connection.execute(select(TenantRow.id))).all()) == 21
-    await database.close()
-
-
 async def test_locked_file_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cannot get the lock in time gets an error, with SQLite's words for the operator alone."""
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
@@ -152,19 +83,6 @@ async def test_locked_file_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) 
     async with database.reading() as connection:  # a writer does not hold up readers
         assert (await connection.execute(select(TenantRow.id))).all()
     holder.close()
-    await database.close()
-
-
-async def test_all_connections_busy_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More readers than connections wait a while, then are told."""
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(module, "_NUM_CONNECTIONS", 1)
-    database = await _open(path)
-    async with database.reading():
-        with pytest.raises(StoreUnavailable) as caught:
-            async with database.reading():
-                raise AssertionError("there was one connection")
-    assert "busy" in caught.value.detail
     await database.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from sqlalchemy import create_engine, insert, select
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Priority
 from antiphon.core.grant import FULL_GRANT, Grant, Limits
-from antiphon.store.database import Database, file_url
+from antiphon.store.database import Database
 from antiphon.store.grants import (
     GRANT_COLUMNS,
     MAX_LIMIT,
@@ -92,9 +91,9 @@ GRANT = Grant(
 
 
 @pytest.fixture
-async def keys(tmp_path: Path) -> AsyncIterator[KeyStore]:
+async def keys(database_url: str) -> AsyncIterator[KeyStore]:
     """Keys in a new database."""
-    database = await Database.open(file_url(tmp_path / "keys.db"))
+    database = await Database.open(database_url)
     yield KeyStore(database)
     await database.close()
 

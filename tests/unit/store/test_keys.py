@@ -1,4 +1,4 @@
-"""Keys in a real SQLite file."""
+"""Keys in real databases of both kinds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import BadRequest, NotFound
+from antiphon.core.grant import FULL_GRANT
 from antiphon.store.apikey import digest_of
 from antiphon.store.database import Database, file_url
 from antiphon.store.keys import KeyStore
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The database's file."""
-    return tmp_path / "keys.db"
-
-
-@pytest.fixture
-async def keys(path: Path) -> AsyncIterator[KeyStore]:
+async def keys(database_url: str) -> AsyncIterator[KeyStore]:
     """Keys in a new database."""
-    database = await Database.open(file_url(path))
+    database = await Database.open(database_url)
     yield KeyStore(database)
     await database.close()
 
@@ -46,10 +41,13 @@ async def test_key_is_found_by_its_digest(keys: KeyStore) -> None:
     assert await keys.owner(bytes(near)) is None
 
 
-async def test_key_itself_is_nowhere(keys: KeyStore, path: Path) -> None:
+async def test_key_itself_is_nowhere(tmp_path: Path) -> None:
     """Neither the file nor what SQLite writes beside it holds more of a key than is shown."""
-    key, text = await keys.create("acme", "laptop")
+    path = tmp_path / "keys.db"
+    database = await Database.open(file_url(path))
+    key, text = await KeyStore(database).create("acme", "laptop")
     stored = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    await database.close()
     assert key.shown.encode() in stored
     secret = text[len(key.shown) :]
     for start in range(len(secret) - 7):
@@ -90,12 +88,14 @@ async def test_revoked_key_is_known_as_such(keys: KeyStore) -> None:
     assert await keys.has_any()
 
 
-@pytest.mark.parametrize("key_id", ["", "key_0", "key_0' OR '1'='1", "%", "x" * 1000])
-async def test_unknown_key_cannot_be_revoked(keys: KeyStore, key_id: str) -> None:
-    """An id that is none ends nothing, however it is spelled."""
+@pytest.mark.parametrize("key_id", ["", "key_0", "key_0' OR '1'='1", "%", "\0", "\ud800", "x" * 1000])
+async def test_unknown_key_is_not_found(keys: KeyStore, key_id: str) -> None:
+    """An id that is none finds, changes and ends nothing, however it is spelled."""
     key, _ = await keys.create("acme", "laptop")
-    with pytest.raises(NotFound, match="no key with the id"):
-        await keys.revoke(key_id)
+    for doing in (keys.revoke(key_id), keys.find(key_id), keys.change(key_id, FULL_GRANT)):
+        with pytest.raises(NotFound, match="no key with the id"):
+            await doing
+    assert await keys.owner_by_id(key_id) is None
     assert await keys.list() == [key]
 
 
@@ -105,7 +105,8 @@ async def test_list_is_in_order_and_by_tenant(keys: KeyStore) -> None:
     made = [(await keys.create(tenant, f"k{n}"))[0] for n, tenant in enumerate(["a", "b", "a"])]
     assert await keys.list() == made
     assert await keys.list("a") == [made[0], made[2]]
-    assert await keys.list("c") == []
+    for other in ("c", "", "\0", "\ud800", "A"):
+        assert await keys.list(other) == []
     assert all(key.created_at.tzinfo is not None for key in made)
 
 
@@ -116,6 +117,22 @@ async def test_use_is_noted(keys: KeyStore) -> None:
     await keys.mark_used([made[0].id, *(f"key_{n}" for n in range(1200)), made[2].id], at)
     assert [key.last_used_at for key in await keys.list()] == [at, None, at]
     await keys.mark_used([], at)
+
+
+async def test_names_of_any_language(keys: KeyStore) -> None:
+    """Names of keys come back as they went in, whatever people write with."""
+    for name in (
+        "Büro",
+        "мобильный",
+        "ноутбук 💻",
+        "鍵",
+        "a" * 64,
+        "é" * 64,
+        "💻" * 64,
+        "'; DROP TABLE x; --",
+    ):
+        key, _ = await keys.create("acme", name)
+        assert (await keys.find(key.id)).name == name
 
 
 async def test_tenants_are_listed_with_their_ids(keys: KeyStore) -> None:
