@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from starlette.types import Scope
@@ -51,6 +51,7 @@ class Account:
         self.passed_over: list[str] = []  # models that were asked before and did not answer
         self.is_usage_estimated = False
         self.headers: list[tuple[bytes, bytes]] = []  # for the response, from whoever has something to say
+        self.before_answer: Callable[[], Awaitable[None]] | None = None  # first byte of a success; may raise
         self._at_close = ExitStack()
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
@@ -101,6 +102,15 @@ class Account:
             total_tokens=self.num_prompt_tokens + self.num_answer_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.num_cached_tokens),
         )
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether what was counted is its client's to pay for: not where it failed before anything of a
+        success had left, nor where the client left before the work began.
+        """
+        if self.is_client_gone and self.status is None:
+            return bool(self.answers) or self.num_answer_tokens > 0
+        return self.status is not None and self.status < 400
 
     @property
     def ttft_s(self) -> float | None:

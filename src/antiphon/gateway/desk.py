@@ -65,7 +65,7 @@ class Desk:
         self.limits = limits
         self.log = log
         self._mirror = mirror
-        self.check_in = CheckIn()
+        self.check_in = CheckIn(models)
         self._draw = random.random
         self._courses: set[Course] = set()
 

@@ -26,6 +26,7 @@ from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import ServedModels
+from antiphon.gateway.usagebook import UsageBook
 from antiphon.kv.controlredis import ControlRedis
 from antiphon.kv.leases import Leases
 from antiphon.kv.redisurl import StoreUrl
@@ -41,6 +42,7 @@ from antiphon.router.upstreams import Upstreams
 from antiphon.router.watch import Patience
 from antiphon.store.database import Database
 from antiphon.store.keys import KeyStore
+from antiphon.store.usage import UsageStore
 
 _BACKLOG = 2048
 _LAST_WORDS_S = 2  # from the end of the drain to the end of the process
@@ -61,7 +63,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     secret: str = ""  # shared with the workers
-    database: str  # URL: tenants and keys
+    database: str = field(repr=False)  # URL: tenants and keys
     scope_secret: bytes = field(repr=False)  # shared by the gateways of a fleet
     public_systems: tuple[str, ...] = ()  # system prompts whose KV all tenants may share
     behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
@@ -95,13 +97,17 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log:
         ring = KeyRing(KeyStore(database), WallClock(), log)
         await ring.refresh()
         require_guard(settings.host, has_keys=ring.has_keys, behind_proxy=settings.behind_proxy)
-        await _serve_callers(ring, settings, on_ready, log)
+        await _serve_callers(database, ring, settings, on_ready, log)
     finally:
         await database.close()
 
 
 async def _serve_callers(
-    ring: KeyRing, settings: GatewaySettings, on_ready: Callable[[int], None], log: Logger
+    database: Database,
+    ring: KeyRing,
+    settings: GatewaySettings,
+    on_ready: Callable[[int], None],
+    log: Logger,
 ) -> None:
     metrics = GatewayMetrics()
     upstreams = Upstreams.of(settings.models, settings.upstream_keys, metrics.upstreams, WallClock(), log)
@@ -117,6 +123,9 @@ async def _serve_callers(
         limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
         backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
         desk = Desk(models, backends, ScopeMaker(settings.scope_secret), limits, mirror, log)
+        prices = {entry.name: entry.price for entry in settings.models}
+        book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
+        desk.check_in.add(book.open)
         callers = Callers(ring, is_loopback=is_loopback(settings.host))
         app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams))
         registry = _registry(settings, dispatcher, metrics, log)
@@ -125,9 +134,10 @@ async def _serve_callers(
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(dispatcher.run(), name="links")
                 keys = tasks.create_task(ring.run(), name="keys")
+                books = tasks.create_task(book.run(), name="usage")
                 readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
                 await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
-                for task in (links, keys, *readers):
+                for task in (links, keys, books, *readers):
                     task.cancel()
     finally:
         await mirror.close()

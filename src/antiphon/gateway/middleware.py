@@ -9,6 +9,7 @@ who is asking before any route is looked at: a route is closed unless it is name
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 
@@ -42,12 +43,17 @@ class AccountMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if account.before_answer is not None and message["status"] < 400:
+                    await account.before_answer()
                 account.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_headers(account)]
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # by the server, which stops
+            account.error_code = account.error_code or "cancelled"
+            raise
         finally:
             route = scope.get("route")
             account.route = route.name if route is not None else "other"

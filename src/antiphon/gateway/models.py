@@ -134,6 +134,11 @@ class ServedModels:
             return [self._by_name[model] for model in ordered_models(route, session, draw)]
         return [self._find(name)]
 
+    def require(self, name: str) -> None:
+        """Raises NotFound where nothing answers to this name."""
+        if name not in self._routes:
+            self._find(name)
+
     def mirror(self, name: str, draw: float) -> AnyModel | None:
         """The model that gets a copy of a request to this name, if there is one."""
         route = self._routes.get(name)

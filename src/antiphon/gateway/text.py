@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from antiphon.core.errors import EngineFault
+from antiphon.core.errors import AntiphonError, EngineFault
 from antiphon.core.generation import StepOutput, Terminal
 from antiphon.gateway.account import Account
 from antiphon.gateway.errors import of_output
@@ -96,7 +96,7 @@ class TextStream:
         reader = Reader(self._answers, idle_s=idle_s)
         try:
             while (outputs := await reader.read()) is not None:
-                pieces = [piece for index, output in outputs if (piece := self._take(index, output))]
+                pieces = self._take_all(outputs)
                 if pieces or not outputs:
                     yield pieces
         finally:
@@ -105,6 +105,14 @@ class TextStream:
     async def whole(self) -> list[Piece]:
         """One finished piece a choice, in order, once all of them have ended."""
         return await whole_of(self.batches(NO_MATTER_S))
+
+    def _take_all(self, outputs: Sequence[tuple[int, StepOutput]]) -> list[Piece]:
+        num_counted = self._account.num_answer_tokens
+        try:
+            return [piece for index, output in outputs if (piece := self._take(index, output))]
+        except AntiphonError:  # what came together with it does not reach the client
+            self._account.num_answer_tokens = num_counted
+            raise
 
     def _take(self, index: int, output: StepOutput) -> Piece | None:
         choice = self._first_choice[index] + output.choice

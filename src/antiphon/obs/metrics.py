@@ -11,6 +11,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from antiphon.obs.kvmetrics import KvMetrics
+from antiphon.obs.usagemetrics import UsageMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -81,6 +82,7 @@ class GatewayMetrics:
         self.failover = FailoverMetrics(registry)
         self.scale = FleetMetrics(registry)
         self.directory = DirectoryMetrics(registry)
+        self.usage = UsageMetrics(registry)
 
     def render(self) -> bytes:
         """The Prometheus text form of all of them."""
