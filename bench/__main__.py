@@ -26,6 +26,7 @@ from bench import (
     kv_type,
     kv_wire,
     kv_write,
+    overload,
     peers,
     report,
     routing,
@@ -58,6 +59,7 @@ _BENCHES = {
     "router": "what one choice of a worker takes, and what the directory weighs",
     "routing-live": "routing policies side by side, before workers near saturation",
     "failover": "workers killed and stopped at random under streams that must not notice",
+    "overload": "twice as much asked for as can be answered, against a first-come front",
     "split": "prefill and decode workers against as many that do both",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
     "kv-share": "two workers with one Redis against one with all the memory",
@@ -69,7 +71,7 @@ _BENCHES = {
     "kv-write": "what writing KV behind costs the answers being made",
 }
 
-_ALONE = ("scheduler", "split", "routing", "router", "failover", "routing-live")
+_ALONE = ("scheduler", "split", "routing", "router", "failover", "routing-live", "overload")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -182,6 +184,9 @@ async def _lone_bench(args: argparse.Namespace) -> Run:
     if args.name == "failover":
         faults = failover.Settings.quick() if quick else failover.Settings()
         return await failover.run(faults, is_quick=quick)
+    if args.name == "overload":
+        rush = overload.Settings.quick() if quick else overload.Settings()
+        return await overload.run(rush, is_quick=quick)
     live = routing_live.Settings.quick() if quick else routing_live.Settings()
     return await routing_live.run(live, is_quick=quick)
 

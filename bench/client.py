@@ -1,10 +1,11 @@
-"""One streamed completion over HTTP, as cheaply as Python can do it.
+"""One completion over HTTP, streamed or whole, as cheaply as Python can do it.
 
 The client shares the machine's cores with the servers it measures, so it does as little as it can per
 event: httptools cuts the HTTP, lines are cut by hand, JSON is read until the first token and at the end.
 One connection per answer, closed afterwards; the connect counts into TTFT, for every server alike.
 
-An answer is right when its status is 200, `[DONE]` came and the usage names the expected token counts.
+An answer is right when its status is 200, a stream's `[DONE]` came and the usage names the expected token
+counts. An answer that is no stream comes as one event.
 `Answer.fault` says in words what was wrong; the caller decides whether that ends the bench.
 """
 
@@ -62,6 +63,9 @@ class Answer:
     events: list[bytes] = field(default_factory=list)
     event_s: list[float] = field(default_factory=list)  # when each of them came
     gaps_s: list[float] = field(default_factory=list)  # from each event with text to the next one
+    headers: dict[bytes, bytes] = field(default_factory=dict)  # of the response, names in small letters
+    sent_s: float = 0.0  # when it left: later than `at_s` where the client itself was late
+    ended_s: float = 0.0  # when its last byte had come, or was waited for no longer
 
     @property
     def ttft_s(self) -> float:
@@ -93,6 +97,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    message: _Delta | None = None
 
 
 class _Event(msgspec.Struct):
@@ -102,7 +107,8 @@ class _Event(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        return any(c.text or (c.delta is not None and c.delta.content) for c in self.choices)
+        saying = ((c.text, c.delta or c.message) for c in self.choices)
+        return any(text or (said is not None and said.content) for text, said in saying)
 
 
 @dataclass(slots=True)
@@ -129,7 +135,7 @@ class _Exchange(asyncio.Protocol):
     ended: asyncio.Future[None]
     recent: deque[bytes]
     events: EventReader = field(default_factory=EventReader)
-    refusal: bytes = b""
+    whole: bytes = b""  # the body of a response that is no stream: an answer, or why there is none
     done: bool = False
     now_s: float = 0.0
     parser: httptools.HttpResponseParser = field(init=False)
@@ -147,11 +153,14 @@ class _Exchange(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._end(f"not HTTP, or not JSON in it: {error.__context__ or error}")
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.answer.headers[name.lower()] = value
+
     def on_body(self, body: bytes) -> None:
         if not self.answer.status:
             self.answer.status = self.parser.get_status_code()
-        if self.answer.status != 200:
-            self.refusal = (self.refusal + body)[:500]
+        if self.answer.status != 200 or self.is_whole:
+            self.whole += body
             return
         for data in self.events.push(body):
             if data == b"[DONE]":
@@ -174,9 +183,16 @@ class _Exchange(asyncio.Protocol):
         answer.last_s = self.now_s
         self.recent.append(data)
 
+    @property
+    def is_whole(self) -> bool:
+        return self.answer.headers.get(b"content-type", b"").startswith(b"application/json")
+
     def on_message_complete(self) -> None:
         if not self.answer.status:
             self.answer.status = self.parser.get_status_code()
+        if self.answer.status == 200 and self.is_whole:
+            self.done = True
+            self._event(self.whole)
         self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -207,7 +223,7 @@ class _Exchange(asyncio.Protocol):
     def _wrong(self, expected: int | None) -> str | None:
         answer = self.answer
         if answer.status != 200:
-            return f"status {answer.status}: {self.refusal.decode(errors='replace')}"
+            return f"status {answer.status}: {self.whole[:500].decode(errors='replace')}"
         if not self.done:
             return "the stream ended without [DONE]"
         if answer.first_s is None:
@@ -231,17 +247,19 @@ async def send(target: Target, request: Request, started_s: float, limit_s: floa
     answer = Answer(at_s=request.at_s)
     recent: deque[bytes] = deque(maxlen=None if request.keeps_events else _KEPT_EVENTS)
     exchange = _Exchange(encode(target, request), answer, started_s, loop, loop.create_future(), recent)
+    answer.sent_s = loop.time() - started_s
     try:
         async with asyncio.timeout(limit_s):
             await loop.create_connection(lambda: exchange, *target.address)
             await exchange.ended
         exchange.judge(request.num_tokens)
-        answer.events = list(recent) if request.keeps_events else []
     except TimeoutError:
         answer.fault = f"no end within {limit_s:g} s"
     except (OSError, msgspec.DecodeError) as error:
         answer.fault = f"{type(error).__name__}: {error}"
     finally:
+        answer.ended_s = loop.time() - started_s
+        answer.events = list(recent) if request.keeps_events else []
         if exchange.transport is not None:
             exchange.transport.abort()
     return answer

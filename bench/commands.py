@@ -96,10 +96,16 @@ class Fleet:
         url = f"http://127.0.0.1:{port}"
         return Command("antiphon worker", argv, url, "/healthz", self._env, ready_s=LOAD_S)
 
-    def gateway(self, *workers: Command, routing: str | None = None) -> Command:
+    @property
+    def database(self) -> str:
+        """That of all its gateways."""
+        return f"sqlite:///{self.folder / 'bench.db'}"
+
+    def gateway(self, *workers: Command, routing: str | None = None, control_redis: str = "none") -> Command:
         """A gateway in front of workers, which need not be there yet."""
         port = free_port()
-        argv = [*self._argv("gateway"), "--port", str(port)]
+        argv = [*self._argv("gateway"), "--port", str(port), "--database", self.database]
+        argv += ["--control-redis", control_redis]
         argv += [part for worker in workers for part in ("--worker", worker.url)]
         if routing is not None:
             argv += ["--routing", routing]
