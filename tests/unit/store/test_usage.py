@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from antiphon.store.database import Database, file_url
+from antiphon.store.database import Database
 from antiphon.store.schema import UsageRow
 from antiphon.store.usage import LOST, Batch, Ending, Opening, Tally, UsageStore
 
@@ -18,9 +17,9 @@ LATER = NOON + datetime.timedelta(hours=1)
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    """An empty database."""
-    database = await Database.open(file_url(tmp_path / "usage.db"))
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """An empty database of each kind."""
+    database = await Database.open(database_url)
     yield database
     await database.close()
 
