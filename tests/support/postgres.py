@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ USER, PASSWORD = "antiphon", "p@ss/w:rd?"
 ENCODED_PASSWORD = "p%40ss%2Fw%3Ard%3F"
 _READY = "database system is ready to accept connections"
 _SERVER_USERS = ("postgres", "nobody")
-_FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "shared_buffers=16MB")
+_FAST = ("fsync=off", "full_page_writes=off", "shared_buffers=16MB")  # safe while the machine lives
 
 
 def find_postgres() -> Path:
@@ -75,6 +76,12 @@ class PostgresServer:
         """Run a statement; what it returned, a line a row."""
         command = [*self.psql(database), "-c", statement]
         return self._run(command, env=self.environ).stdout.strip()
+
+    def await_sql(self, statement: str, result: str, *, database: str) -> None:
+        """Ask until this is the answer."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.sql(statement, database=database)) != result:
+            assert time.monotonic() < deadline, f"still {found!r}: {statement}"
 
     def psql(self, database: str) -> list[str]:
         """A command line that takes statements; `environ` holds the password."""
@@ -174,6 +181,7 @@ def postgres_server(tls: Certificates | None = None) -> Iterator[PostgresServer]
 
 def _tls_settings(server: PostgresServer, tls: Certificates) -> Iterator[str]:
     yield "ssl=on"
+    yield "listen_addresses=127.0.0.1,127.0.0.2"  # the second is not in the certificate
     for setting, source in (("ssl_cert_file", tls.certificate), ("ssl_key_file", tls.key)):
         path = server.folder / source.name
         shutil.copy(source, path)

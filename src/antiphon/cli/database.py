@@ -2,6 +2,9 @@
 
 Owns their options, their default places in the state folder, and how a database that does not answer
 is told to the person at the terminal.
+
+A database's URL may hold a password, and everybody on a machine may read command lines: where no option
+is given it comes from $ANTIPHON_DATABASE_URL, and `antiphon serve` hands it to its gateway that way.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ import msgspec
 from antiphon.cli.state import standing_secret, state_folder
 from antiphon.core.errors import BadRequest, StoreUnavailable
 from antiphon.gateway.callers import is_loopback, require_guard
-from antiphon.store.database import Database, check_url, file_url
+from antiphon.store.database import Database, check_url, file_url, shown_url
 from antiphon.store.keys import KeyStore
 
+DATABASE_VARIABLE = "ANTIPHON_DATABASE_URL"
 _DATABASE_FILE = "antiphon.db"
 _SCOPE_SECRET_FILE = "scope-secret"
 _MAX_PREFIXES = 256
-_GATEWAY_OPTIONS = ("database", "scope_secret_file", "public_prefix_file")
+_GATEWAY_OPTIONS = ("scope_secret_file", "public_prefix_file")
 
 
 def add_database_option(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +36,8 @@ def add_database_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database",
         metavar="URL",
-        help="database of tenants and keys, sqlite:///FILE (default: antiphon.db in the state folder)",
+        help="database of tenants and keys: sqlite:///FILE or postgresql://USER@HOST/DATABASE "
+        f"(default: ${DATABASE_VARIABLE}, else antiphon.db in the state folder)",
     )
 
 
@@ -65,10 +70,21 @@ def add_public_prefix_option(parser: argparse.ArgumentParser) -> None:
 
 def database_of(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     """The URL asked for, or that of the default place. Raises BadRequest."""
-    if args.database is None:
-        return file_url(state_folder(environ) / _DATABASE_FILE)
-    url: str = args.database
-    check_url(url)
+    return said_database(args, environ) or file_url(state_folder(environ) / _DATABASE_FILE)
+
+
+def said_database(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """The URL asked for, by option or environment; None: that of the default place. Raises BadRequest."""
+    option: str | None = args.database
+    if option is not None:
+        check_url(option)
+        return option
+    url = environ.get(DATABASE_VARIABLE) or None
+    if url is not None:
+        try:
+            check_url(url)
+        except BadRequest as error:
+            raise BadRequest(f"${DATABASE_VARIABLE}: {error.message}") from error
     return url
 
 
@@ -112,8 +128,14 @@ def check_gateway(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     require_guard(args.host, has_keys=has_keys, behind_proxy=args.behind_proxy)
 
 
+def gateway_environ(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a gateway that `serve` starts finds in its environment. Raises BadRequest."""
+    url = said_database(args, environ)
+    return {} if url is None else {DATABASE_VARIABLE: url}
+
+
 def gateway_arguments(args: argparse.Namespace) -> list[str]:
-    """These options as a command line again, for a gateway that `serve` starts."""
+    """The other options as a command line again, for a gateway that `serve` starts."""
     given = {name: getattr(args, name) for name in _GATEWAY_OPTIONS}
     return [
         part
@@ -137,4 +159,6 @@ def told(url: str) -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"the database {url}: {error.detail}", detail=error.detail) from error
+        raise StoreUnavailable(
+            f"the database {shown_url(url)}: {error.detail}", detail=error.detail
+        ) from error

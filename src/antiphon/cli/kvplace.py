@@ -122,7 +122,7 @@ class Place:
 
     def tenants(self) -> Tenants:
         """The tenants of the gateway's database."""
-        url, file = self._args.database, self._args.scope_secret_file
+        url, file = database.said_database(self._args, self._environ), self._args.scope_secret_file
         if (url is None or file is None) and self.run is not None:
             url, file = url or self.run.database, file or _path(self.run.scope_secret_file)
         said = argparse.Namespace(database=url, scope_secret_file=file)

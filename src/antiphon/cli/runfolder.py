@@ -37,7 +37,7 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     control: str | None = None  # the control Redis' URL
     model: str
     catalogue: str | None
-    database: str | None  # these three: as the command line said
+    database: str | None  # these three: as was said; None: in their default places
     scope_secret_file: str | None
     public_prefix_file: str | None
 

@@ -189,7 +189,10 @@ class _Serve:
             CommandSettings(
                 name="gateway",
                 command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *routing, *callers],
-                environ={kvoptions.CONTROL_VARIABLE: redis.control},
+                environ={
+                    kvoptions.CONTROL_VARIABLE: redis.control,
+                    **database.gateway_environ(self._args, os.environ),
+                },
                 host=self._args.host,
                 port=self._args.port,
                 health_path="/health",
@@ -227,7 +230,7 @@ class _Serve:
             control=None if redis.control == kvoptions.NONE else redis.control,
             model=str(Path(model).expanduser().absolute()) if os.sep in model else model,
             catalogue=_absolute(args.catalogue),
-            database=args.database,
+            database=database.said_database(args, os.environ),
             scope_secret_file=_absolute(args.scope_secret_file),
             public_prefix_file=_absolute(args.public_prefix_file),
         )

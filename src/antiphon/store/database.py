@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -23,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from antiphon.core.errors import BadRequest, StoreUnavailable
 from antiphon.store import databaseurl
 from antiphon.store.databaseurl import SqliteUrl
-from antiphon.store.migrate import NewerSchema, migrate
+from antiphon.store.migrate import NewerSchema, is_known, migrate, schema_of
 from antiphon.store.patience import Bounds
 from antiphon.store.postgres import Postgres
 from antiphon.store.sqlite import Sqlite
@@ -94,6 +93,7 @@ class Facts:
     name: str
     version: str
     schema: str | None
+    is_newer: bool  # the schema is not one that we know
     rtt_s: float
 
 
@@ -125,7 +125,9 @@ async def look(url: str) -> Facts | None:
                 began_s = clock()
                 version = (await connection.execute(text(kind.version_query))).scalar_one()
                 rtt_s = clock() - began_s
-                return Facts(kind.name, version, await connection.run_sync(_schema_of), rtt_s)
+                schema = await connection.run_sync(schema_of)
+                is_newer = schema is not None and not is_known(schema)
+                return Facts(kind.name, version, schema, is_newer, rtt_s)
         finally:
             await engine.dispose()
 
@@ -195,10 +197,6 @@ async def _upgrade(kind: Kind, *, is_last_try: bool) -> bool:
     finally:
         await engine.dispose()
     return True
-
-
-def _schema_of(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
 
 
 @contextlib.contextmanager

@@ -24,12 +24,22 @@ def migration_config() -> Config:
     return config
 
 
+def schema_of(connection: Connection) -> str | None:
+    """The version of the schema that is there; None: there is none."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_known(version: str) -> bool:
+    """Whether this code knows that version."""
+    scripts = ScriptDirectory.from_config(migration_config())
+    return version in {script.revision for script in scripts.walk_revisions()}
+
+
 def migrate(connection: Connection) -> None:
     """Upgrade to the newest version. Raises NewerSchema."""
-    config = migration_config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current is not None and current not in known:
+    current = schema_of(connection)
+    if current is not None and not is_known(current):
         raise NewerSchema(current)
+    config = migration_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

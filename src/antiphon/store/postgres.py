@@ -22,7 +22,7 @@ from antiphon.store.patience import Bounds
 _LOCK_SHARE, _CLIENT_SHARE = 0.75, 1.25  # of the patience: locks first, then statements, then the client
 _IDLE_TRANSACTION_S = 10.0
 _UPGRADE_S = 60.0  # one's own migration, or that of another process
-_MIGRATIONS_LOCK = 0x616E7469_70686F6E  # "antiphon"
+MIGRATIONS_LOCK = 0x616E7469_70686F6E  # "antiphon"
 _OF_VALUES = ("22", "23")  # SQLSTATE classes whose messages may repeat values
 
 
@@ -60,7 +60,7 @@ class Postgres:
 
     async def hold_others(self, connection: AsyncConnection) -> None:
         """Wait until no other process migrates, and make them wait until this transaction ends."""
-        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATIONS_LOCK})
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATIONS_LOCK})
         # From here on a wait holds up all who use the tables.
         await connection.execute(text(f"SET LOCAL lock_timeout = {_milliseconds(self._bounds.patience_s)}"))
 

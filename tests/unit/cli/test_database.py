@@ -44,12 +44,42 @@ def test_named_places_win(tmp_path: Path) -> None:
     assert database.scope_secret_of(args, {}).hex() == file.read_text().strip()
 
 
-def test_options_survive_the_way_to_a_gateway(tmp_path: Path) -> None:
+def test_environment_names_the_database(environ: dict[str, str]) -> None:
+    """A URL with a password need not stand on a command line; an option wins over it."""
+    environ[database.DATABASE_VARIABLE] = "postgresql://me:hush@db/keys"
+    assert database.database_of(_args(), environ) == "postgresql://me:hush@db/keys"
+    assert database.said_database(_args("--database", "sqlite:///x.db"), environ) == "sqlite:///x.db"
+    environ[database.DATABASE_VARIABLE] = "mysql://me:hush@db/keys"
+    with pytest.raises(BadRequest, match=r"\$ANTIPHON_DATABASE_URL: ") as caught:
+        database.database_of(_args(), environ)
+    assert "hush" not in caught.value.message
+    environ[database.DATABASE_VARIABLE] = ""
+    assert database.said_database(_args(), environ) is None
+
+
+def test_options_survive_the_way_to_a_gateway() -> None:
     """What `serve` is told is what its gateway is told; what it is not told stays unsaid."""
-    given = ["--database", "sqlite:///x.db", "--scope-secret-file", "s", "--public-prefix-file", "p"]
+    given = ["--scope-secret-file", "s", "--public-prefix-file", "p"]
     args = _args(*given)
     assert _args(*database.gateway_arguments(args)) == args
     assert database.gateway_arguments(_args()) == []
+
+
+def test_database_goes_to_a_gateway_by_its_environment() -> None:
+    """Everybody may read the command line of a gateway, and the URL may hold a password."""
+    url = "postgresql://me:hush@db/keys"
+    args = _args("--database", url)
+    assert database.gateway_arguments(args) == []
+    handed = database.gateway_environ(args, {})
+    assert database.database_of(_args(), handed) == url
+    assert database.gateway_environ(_args(), {}) == {}
+
+
+def test_passwords_are_not_told() -> None:
+    """What is said of a database that does not answer names it without its password."""
+    with pytest.raises(StoreUnavailable) as caught, database.told("postgresql://me:hush@db/keys"):
+        raise StoreUnavailable("no", detail="it is down")
+    assert caught.value.message == "the database postgresql://me:***@db/keys: it is down"
 
 
 def _prefix_file(tmp_path: Path, text: str) -> argparse.Namespace:

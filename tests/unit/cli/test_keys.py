@@ -14,9 +14,9 @@ from antiphon.store.apikey import PREFIX
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A new database."""
-    return f"sqlite:///{tmp_path / 'keys.db'}"
+def url(database_url: str) -> str:
+    """A new database, of each kind."""
+    return database_url
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -120,9 +120,10 @@ def test_bad_url(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_locked_database(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that does not answer is named, with what it said; exit code 1."""
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
     monkeypatch.setattr("antiphon.store.database._PATIENCE_S", 0.05)
     main(["keys", "list", "--database", url])
     holder = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
