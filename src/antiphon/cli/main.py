@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "start workers and a gateway on this machine",
     "chat": "talk to a model in the terminal",
     "keys": "create, list and revoke the keys of callers",
+    "usage": "show what was used, and what it costs",
     "doctor": "check this machine and say what to do",
     "fleet": "list the workers that gateways find",
     "kv": "look into the store of KV blocks, and empty it",
