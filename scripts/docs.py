@@ -99,8 +99,11 @@ def _option_row(action: argparse.Action) -> tuple[str, str, str, str]:
     value = action.metavar or ("" if action.nargs == 0 else action.dest.upper())
     if action.choices is not None:
         value = "|".join(map(str, action.choices))
-    default = "" if action.default is None or action.nargs == 0 else f"`{action.default}`"
-    name = f"`{action.option_strings[-1]}`" if action.option_strings else str(value)
+    is_silent = action.default in (None, argparse.SUPPRESS) or action.nargs == 0
+    default = "" if is_silent else f"`{action.default}`"
+    strings = action.option_strings
+    shown = strings if isinstance(action, argparse.BooleanOptionalAction) else strings[-1:]
+    name = ", ".join(f"`{string}`" for string in shown) or str(value)
     return name, str(value), default, str(action.help)
 
 

@@ -68,6 +68,51 @@ def test_list_is_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert key[:16] in rows[0]
 
 
+def test_grant_of_a_key(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that a key may allow is said when it is made, listed, and changed piece by piece."""
+    options = ("--database", url)
+    limits = {
+        "requests_per_minute": 60,
+        "tokens_per_minute": 9000,
+        "max_concurrent": 4,
+        "tokens_per_day": 10**6,
+        "tokens_per_month": 2**53 - 1,
+    }
+    said = [part for name, n in limits.items() for part in ("--" + name.replace("_", "-"), str(n))]
+    models = ("--allow-model", "small", "--allow-model", "große/offene")
+    made = _json(capsys, "create", *said, *models, "--priority", "batch", "--admin", *options)
+    assert made["limits"] == limits
+    assert made["models"] == ["small", "große/offene"]
+    assert (made["priority"], made["is_admin"]) == ("batch", True)
+    del made["key"]
+    assert _json(capsys, "list", *options) == [made]
+    change = ("change", made["id"], *options)
+    made["limits"].pop("tokens_per_day")
+    made["limits"]["max_concurrent"] = 5
+    assert _json(capsys, *change, "--tokens-per-day", "none", "--max-concurrent", "5") == made
+    assert _json(capsys, *change, "--allow-model", "small") == made | {"models": ["small"]}
+    assert _json(capsys, *change, "--all-models") == made | {"models": None}
+    changed = made | {"models": None, "is_admin": False, "priority": "default"}
+    assert _json(capsys, *change, "--no-admin", "--priority", "default") == changed
+    assert _json(capsys, "list", *options) == [changed]
+
+
+def test_grants_are_listed_in_words(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """People read what a key allows in the table, and what it allows now after a change."""
+    options = ("--database", url)
+    main(["keys", "create", *options])
+    made = ["--max-concurrent", "4", "--allow-model", "a", "--allow-model", "b", "--priority", "batch"]
+    main(["keys", "create", *made, "--admin", *options])
+    capsys.readouterr()
+    assert main(["keys", "list", *options]) == 0
+    head, plain, bound = capsys.readouterr().out.splitlines()
+    at = head.index("ALLOWS")
+    assert plain[at:] == "no limits"
+    assert bound[at:] == "4 at once, only a b, class batch, admin"
+    assert main(["keys", "change", bound.split()[0], "--tokens-per-minute", "7", *options]) == 0
+    assert "allows now: 7 tokens/min, 4 at once, only a b, class batch, admin" in capsys.readouterr().out
+
+
 def test_revoke_says_when_it_holds(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The line says how long a running gateway may still take it."""
     made = _json(capsys, "create", "--database", url)
@@ -84,6 +129,13 @@ def test_revoke_says_when_it_holds(url: str, capsys: pytest.CaptureFixture[str])
         ["create", "--ten", "acme"],
         ["revoke"],
         ["list", "--name", "x"],
+        ["create", "--requests-per-minute", "0"],
+        ["create", "--requests-per-minute", "many"],
+        ["create", "--tokens-per-day", str(2**53)],
+        ["create", "--priority", "urgent"],
+        ["change", "--admin"],
+        ["change", "key_0", "--all-models", "--allow-model", "a"],
+        ["list", "--admin"],
     ],
 )
 def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +152,9 @@ def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str])
         (["create", "--tenant", "No Such"], "no name for a tenant"),
         (["create", "--name", ""], "no name for a key"),
         (["revoke", "key_0"], "no key with the id"),
+        (["change", "key_0", "--admin"], "no key with the id"),
+        (["change", "key_0"], "say what to change"),
+        (["create", "--allow-model", "a", "--allow-model", "a"], "named twice"),
     ],
 )
 def test_bad_values(url: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
