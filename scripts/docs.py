@@ -101,9 +101,7 @@ def _option_row(action: argparse.Action) -> tuple[str, str, str, str]:
         value = "|".join(map(str, action.choices))
     is_silent = action.default in (None, argparse.SUPPRESS) or action.nargs == 0
     default = "" if is_silent else f"`{action.default}`"
-    strings = action.option_strings
-    shown = strings if isinstance(action, argparse.BooleanOptionalAction) else strings[-1:]
-    name = ", ".join(f"`{string}`" for string in shown) or str(value)
+    name = f"`{action.option_strings[-1]}`" if action.option_strings else str(value)
     return name, str(value), default, str(action.help)
 
 

@@ -59,13 +59,16 @@ def add_grant_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="its class: what its requests get where they ask for none, and the most that they may ask for",
     )
-    group.add_argument(
-        "--admin",
-        dest="is_admin",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="whether it may use the admin API",
-    )
+    admin = group.add_mutually_exclusive_group()
+    for option, is_admin, text in (("--admin", True, "may"), ("--no-admin", False, "may not")):
+        admin.add_argument(
+            option,
+            dest="is_admin",
+            action="store_const",
+            const=is_admin,
+            default=argparse.SUPPRESS,
+            help=f"it {text} use the admin API",
+        )
 
 
 def grant_of(args: argparse.Namespace, before: Grant) -> Grant:
