@@ -6,6 +6,7 @@ it becomes one log line and the metrics. Holds no text of prompt or answer.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 
 from starlette.types import Scope
 
-from antiphon.core.generation import KvReport, StepOutput, Terminal
+from antiphon.core.generation import KvReport, Priority, StepOutput, Terminal
 from antiphon.gateway.callers import Caller
 from antiphon.gateway.reply import PromptTokensDetails, Usage
 from antiphon.obs.log import Logger
@@ -40,10 +41,14 @@ class Account:
         self.is_stream = False
         self.is_client_gone = False
         self.error_code: str | None = None
+        self.dropped_reason: str | None = None
         self.model: str | None = None
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_answer_tokens = 0
+        self.priority = Priority.DEFAULT
+        self.timeout_s = math.inf  # for all of it
+        self.waited_s: float | None = None  # for a place; None: it needed none, or was refused at once
         self.queued_s: float | None = None
         self.kv: KvReport | None = None  # of the first prompt that had one
         self.answers: Sequence[Answer] = ()  # what was started for it
@@ -64,6 +69,11 @@ class Account:
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.accepted_s
+
+    @property
+    def left_s(self) -> float:
+        """Of its time."""
+        return max(self.timeout_s - self.elapsed_s, 0.0)
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call this once, when the request has ended in whatever way; last registered, first called."""
@@ -140,6 +150,7 @@ class Account:
             "status": status,
             "e2e_s": round(e2e_s, 6),
             "error": self.error_code,
+            "dropped": self.dropped_reason,
             "tenant": None if self.caller is None else self.caller.tenant,
             "key": None if self.caller is None else self.caller.key_id,
         }
@@ -157,6 +168,8 @@ class Account:
                 "sent_to": self.told_route or None,
                 "queue_s": _rounded(self.queued_s),
                 "ttft_s": _rounded(self.ttft_s),
+                "class": self.priority.name.lower(),
+                "waited_s": _rounded(self.waited_s),
                 "tpot_s": _rounded(self.tpot_s),
                 "finish": ",".join(dict.fromkeys(self.finishes)) or None,
             }

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from antiphon.gateway.admission import Admission
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.chat import ChatCompletions
 from antiphon.gateway.completions import Completions
@@ -48,6 +49,7 @@ class Gauges:
     metrics: GatewayMetrics
     dispatcher: Dispatcher
     upstreams: Upstreams
+    admission: Admission
 
     def render(self) -> bytes:
         """All of it as it is now."""
@@ -59,6 +61,7 @@ class Gauges:
         self.dispatcher.directory_watch.measure(self.metrics.directory, links)
         self.metrics.open_answers.set(sum(link.num_open_answers for link in links))
         self.upstreams.measure()
+        self.admission.measure()
         return self.metrics.render()
 
     def _measure_fleet(self) -> None:

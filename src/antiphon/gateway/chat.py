@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.course import Source, Speaker
+from antiphon.gateway.course import Prepared, Speaker
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.models import AnyModel, RelayedModel, json_response
 from antiphon.gateway.parse import parse_chat, read_body
@@ -35,6 +35,7 @@ from antiphon.gateway.reply import (
 from antiphon.gateway.schema import ChatRequest, Message
 from antiphon.gateway.sse import KEEP_ALIVE_S, event, send_events
 from antiphon.gateway.text import Piece
+from antiphon.gateway.urgency import tier_name
 from antiphon.tokens.template import ChatMessage
 
 _UNSERVED_PARTS = frozenset({"image_url", "input_audio", "file", "video_url"})
@@ -49,15 +50,15 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
         request = parse_chat(await read_body(scope, receive, self._desk.limits.max_body_bytes))
-        await self._desk.check_in(request, account)
+        await self._desk.receive(request, account, scope)
         messages = chat_messages(request.messages)
 
-        def start(model: AnyModel, its: Account) -> Source:
+        def prepare(model: AnyModel, its: Account) -> Prepared:
             if isinstance(model, RelayedModel):
                 return self._desk.relay(request, messages, model, its)
             return self._desk.generate(request, model, [model.chat_prompt(messages)], its)
 
-        course = self._desk.course(request, start, account)
+        course = self._desk.course(request, prepare, account)
         async with self._desk.attend(course, account, receive):
             writer = ChatWriter(request, course, account)
             if request.stream:
@@ -147,7 +148,8 @@ class ChatWriter:
         return before + b'"content":', after
 
     def _tier(self) -> str | UnsetType:
-        return UNSET if self._request.service_tier is None else "default"
+        asked = self._request.service_tier
+        return UNSET if asked is None else tier_name(asked, self._account.priority)
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:

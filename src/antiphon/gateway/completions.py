@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.account import Account, account_of
-from antiphon.gateway.course import Source, Speaker
+from antiphon.gateway.course import Prepared, Speaker
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.logprobs import completion_logprobs
 from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, json_response
@@ -36,10 +36,10 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
         request = parse_completion(await read_body(scope, receive, self._desk.limits.max_body_bytes))
-        await self._desk.check_in(request, account)
+        await self._desk.receive(request, account, scope)
         echoes: list[str] = []
 
-        def start(model: AnyModel, its: Account) -> Source:
+        def prepare(model: AnyModel, its: Account) -> Prepared:
             if isinstance(model, RelayedModel):
                 raise BadRequest(
                     f"The model {model.name!r} takes chats only: use /v1/chat/completions.", param="model"
@@ -49,7 +49,7 @@ class Completions:
                 echoes[:] = [prompt.text for prompt in prompts for _ in range(request.n or 1)]
             return self._desk.generate(request, model, [prompt.ids for prompt in prompts], its)
 
-        course = self._desk.course(request, start, account)
+        course = self._desk.course(request, prepare, account)
         async with self._desk.attend(course, account, receive):
             writer = CompletionWriter(request, course, account, echoes)
             if request.stream:

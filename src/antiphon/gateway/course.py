@@ -1,14 +1,17 @@
 """One request on its way along the models that may answer it.
 
-The first model that begins to answer is the one that answers: where it fails before its first word for
-want of capacity, the next is asked, and the client sees nothing of it. Invariants: no model is asked
-after a word has left, after the client has left, or for a mistake of the client's; a source that was
-started has ended when the next one starts; the account is that of the model that is asked now.
+Each model is prepared for (its tokens counted), then the gate gives a place, then it starts. The first
+model that begins to answer is the one that answers: where it fails before its first word for want of
+capacity, the next is asked, and the client sees nothing of it. Only at the last one a request waits for a
+place: a model that has one now is better than one that will have. Invariants: no model is asked after a word
+has left, after the client has left, or for a mistake of the client's; a source that was started has ended
+when the next one starts; the account is that of the model that is asked now.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from antiphon.core.errors import AntiphonError, Busy, DeadlineExceeded
@@ -41,17 +44,58 @@ class Source(Speaker, Protocol):
         ...
 
 
-Start: TypeAlias = Callable[[AnyModel, Account], Source]
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much a request is. `num_answer_tokens`: the most that each choice may have."""
+
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    num_choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An answer that can be started, once. `start` does not wait; it raises why it cannot."""
+
+    work: Work
+    start: Callable[[], Source]
+
+
+class Entry(Protocol):
+    """A request at the gate of one model."""
+
+    async def source(self) -> Source:
+        """Its answer, once it was started. Called once. Raises why it is not."""
+        ...
+
+    def end(self, finish: Terminal) -> None:
+        """It waits no more, or what was started ends. Safe to call again and after the end."""
+        ...
+
+
+class Gate(Protocol):
+    """Gives places. `may_wait`: else a request that finds none is refused at once."""
+
+    def enter(self, model: str, prepared: Prepared, account: Account, *, may_wait: bool) -> Entry:
+        """Ask for a place. Raises why there is none, and will be none."""
+        ...
+
+
+Prepare: TypeAlias = Callable[[AnyModel, Account], Prepared]
 
 
 class Course:
-    """`start` begins an answer of one model, or raises why it cannot."""
+    """`prepare` makes an answer of one model ready, or raises why it cannot."""
 
-    def __init__(self, models: Sequence[AnyModel], start: Start, account: Account, log: Logger) -> None:
+    def __init__(
+        self, models: Sequence[AnyModel], prepare: Prepare, account: Account, gate: Gate, log: Logger
+    ) -> None:
         self._models = models
-        self._start = start
+        self._prepare = prepare
         self._account = account
+        self._gate = gate
         self._log = log
+        self._entry: Entry | None = None
         self._source: Source | None = None
         self._finish: Terminal | None = None  # it was ended from outside
 
@@ -60,10 +104,10 @@ class Course:
         return "" if self._source is None else self._source.fingerprint
 
     def end(self, finish: Terminal) -> None:
-        """End whatever is being made; nothing is started after that."""
+        """End whatever is waited for or being made; nothing is started after that."""
         self._finish = self._finish or finish
-        if self._source is not None:
-            self._source.end(finish)
+        if self._entry is not None:
+            self._entry.end(finish)
 
     async def whole(self) -> list[Piece]:
         """One finished piece a choice, in order, once all of them have ended."""
@@ -75,7 +119,8 @@ class Course:
         for model in others:
             has_spoken = False
             try:
-                async for batch in self._begin(model).batches(idle_s):
+                source = await self._begin(model, may_wait=False)
+                async for batch in source.batches(idle_s):
                     has_spoken = has_spoken or bool(batch)
                     yield batch
                 return
@@ -87,19 +132,33 @@ class Course:
                     "route.fallback", request_id=self._account.request_id, model=model.name, code=error.code
                 )
             finally:
-                if self._source is not None:
-                    self._source.end(Terminal.ABORTED)
-        async for batch in self._begin(last).batches(idle_s):
+                if self._entry is not None:
+                    self._entry.end(Terminal.ABORTED)
+        source = await self._begin(last, may_wait=True)
+        async for batch in source.batches(idle_s):
             yield batch
 
-    def _begin(self, model: AnyModel) -> Source:
-        if self._finish is not None:
-            error = of_output(self._finish, None)
-            assert error is not None  # nobody ends a course well from outside
-            raise error
+    async def _begin(self, model: AnyModel, *, may_wait: bool) -> Source:
+        self._entry = None
+        self._check()
         self._account.ask(model.name)
-        self._source = self._start(model, self._account)
+        prepared = self._prepare(model, self._account)
+        self._entry = self._gate.enter(model.name, prepared, self._account, may_wait=may_wait)
+        self._source = await self._entry.source()
+        self._check()  # it was ended while the place was on its way here
         return self._source
+
+    def _check(self) -> None:
+        """Raises where it was ended from outside."""
+        if self._finish is not None:
+            raise ended(self._finish)
+
+
+def ended(finish: Terminal) -> AntiphonError:
+    """The error for one that was ended from outside."""
+    error = of_output(finish, None)
+    assert error is not None  # nobody ends a course well from outside
+    return error
 
 
 def lacks_capacity(error: AntiphonError) -> bool:

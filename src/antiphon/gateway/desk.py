@@ -13,15 +13,18 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from starlette.types import Receive
+import msgspec
+from starlette.types import Receive, Scope
 
 from antiphon.core.generation import Generation, Terminal
 from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.account import Account
+from antiphon.gateway.admission import OpenGate
 from antiphon.gateway.callers import Caller
 from antiphon.gateway.checkin import CheckIn
-from antiphon.gateway.course import Course, Start
+from antiphon.gateway.course import Course, Gate, Prepare, Prepared, Work
 from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import AnyModel, RelayedModel, ServedModel, ServedModels, context_too_long
 from antiphon.gateway.sampling import sampling_of
@@ -29,13 +32,15 @@ from antiphon.gateway.schema import ChatRequest, CompletionRequest, GeneratingRe
 from antiphon.gateway.sse import watch_client
 from antiphon.gateway.text import TextStream
 from antiphon.gateway.upstreamchat import chat_body
-from antiphon.gateway.upstreamtext import UpstreamText
+from antiphon.gateway.upstreamtext import BYTES_PER_TOKEN, UpstreamText
+from antiphon.gateway.urgency import priority_of, timeout_of
 from antiphon.obs.log import Logger
 from antiphon.router.answer import Answer
 from antiphon.router.backends import Backend
 from antiphon.router.targets import session_key
 from antiphon.tokens.template import ChatMessage
 
+_MOST_ANSWER_TOKENS = 4096  # where neither the client nor we know better
 _SESSION_TOKENS = 512  # reach past most system prompts into what the user said first
 
 
@@ -66,6 +71,7 @@ class Desk:
         self.log = log
         self._mirror = mirror
         self.check_in = CheckIn(models)
+        self.gate: Gate = OpenGate()
         self._draw = random.random
         self._courses: set[Course] = set()
 
@@ -74,15 +80,21 @@ class Desk:
         for course in tuple(self._courses):
             course.end(Terminal.ABORTED)
 
-    def course(self, request: GeneratingRequest, start: Start, account: Account) -> Course:
+    async def receive(self, request: GeneratingRequest, account: Account, scope: Scope) -> None:
+        """What every request passes before any work. Raises BadRequest, and what check-in raises."""
+        account.priority = priority_of(scope["headers"], request, _caller(account).grant)
+        account.timeout_s = timeout_of(scope["headers"], self.limits.timeout_s)
+        await self.check_in(request, account)
+
+    def course(self, request: GeneratingRequest, prepare: Prepare, account: Account) -> Course:
         """The way along the models that may answer; a copy may go elsewhere. Raises NotFound."""
         models = self._choose(request, account)
         if isinstance(request, CompletionRequest):  # for those who take plain text, where there are some
             models = [model for model in models if isinstance(model, ServedModel)] or models
         mirror = self._models.mirror(request.model, self._draw())
         if mirror is not None:
-            self._mirror.copy(mirror, start, account)
-        return Course(models, start, account, self.log)
+            self._mirror.copy(mirror, prepare, account)
+        return Course(models, prepare, account, self.gate, self.log)
 
     def _choose(self, request: GeneratingRequest, account: Account) -> list[AnyModel]:
         """In the order in which they are asked."""
@@ -95,24 +107,39 @@ class Desk:
 
     def relay(
         self, request: ChatRequest, messages: Sequence[ChatMessage], model: RelayedModel, account: Account
-    ) -> UpstreamText:
-        """An answer of an upstream that is sent messages."""
+    ) -> Prepared:
+        """An answer of an upstream that is sent messages. Its tokens are a guess."""
         upstream = model.upstream
         salt = upstream.salt_of(self._scope(request, _caller(account))) or request.cache_salt
-        return UpstreamText(model, chat_body(request, messages, upstream.model, salt), request, account)
+        body = chat_body(request, messages, upstream.model, salt)
+        num_answer_tokens = request.answer_limit or _MOST_ANSWER_TOKENS
+        work = Work(len(body) // BYTES_PER_TOKEN, num_answer_tokens, request.n or 1)
+        return Prepared(work, lambda: UpstreamText(model, body, request, account))
 
     def generate(
         self, request: GeneratingRequest, model: ServedModel, prompts: Sequence[list[int]], account: Account
-    ) -> TextStream:
+    ) -> Prepared:
         """An answer of ids. Raises BadRequest, ContextTooLong, NoReplica."""
+        generations = self._generations(request, model, prompts, account)
+        work = Work(
+            num_prompt_tokens=account.num_prompt_tokens,
+            num_answer_tokens=max(generation.sampling.max_tokens for generation in generations),
+            num_choices=sum(generation.n for generation in generations),
+        )
+        return Prepared(work, partial(self._start_all, generations, model, request.stops, account))
+
+    def _start_all(
+        self, generations: Sequence[Generation], model: ServedModel, stops: Sequence[str], account: Account
+    ) -> TextStream:
+        """Raises BadRequest, NoReplica."""
         account.answers = answers = []
         with ExitStack() as started:  # those before one that cannot start end again
-            for generation in self._generations(request, model, prompts, account):
-                answer = self._start(generation)
+            for generation in generations:
+                answer = self._start(msgspec.structs.replace(generation, timeout_s=account.left_s))
                 started.callback(answer.abort)
                 answers.append(answer)
             started.pop_all()
-        return TextStream(answers, model, request.stops, account, self.log)
+        return TextStream(answers, model, stops, account, self.log)
 
     def _generations(
         self, request: GeneratingRequest, model: ServedModel, prompts: Sequence[list[int]], account: Account
@@ -139,7 +166,7 @@ class Desk:
                     scope=scope,
                     session=_session(scope, request, prompt),
                     tenant=caller.tenant,
-                    timeout_s=self.limits.timeout_s,
+                    priority=account.priority,
                     n=request.n or 1,
                 )
             )
@@ -161,7 +188,7 @@ class Desk:
             account.is_client_gone = True
             course.end(Terminal.ABORTED)
 
-        deadline = asyncio.get_running_loop().call_later(self.limits.timeout_s, course.end, Terminal.DEADLINE)
+        deadline = asyncio.get_running_loop().call_later(account.left_s, course.end, Terminal.DEADLINE)
         self._courses.add(course)
         try:
             async with watch_client(receive, client_left):

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from antiphon.core.catalogue import ModelEntry, RouteEntry
 from antiphon.core.clock import WallClock
 from antiphon.core.scope import ScopeMaker
+from antiphon.gateway.admission import Admission
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.desk import Desk, Limits
@@ -32,8 +33,10 @@ from antiphon.kv.leases import Leases
 from antiphon.kv.redisurl import StoreUrl
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
+from antiphon.router.admission import QueueBounds
 from antiphon.router.backends import Backends, Workers
 from antiphon.router.dispatch import Dispatcher, FailureHandling
+from antiphon.router.places import Places
 from antiphon.router.registry import Registry
 from antiphon.router.rivals import PolicyName
 from antiphon.router.upstreamdialects import dialect_of
@@ -69,6 +72,7 @@ class GatewaySettings:
     behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0
+    queue: QueueBounds = field(default_factory=QueueBounds)
     drain_s: float = 10.0
 
 
@@ -123,11 +127,17 @@ async def _serve_callers(
         limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
         backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
         desk = Desk(models, backends, ScopeMaker(settings.scope_secret), limits, mirror, log)
+        desk.gate = admission = Admission(
+            Places(dispatcher.survey, _most_in_flight(settings.models)),
+            settings.queue,
+            metrics.admission,
+            WallClock(),
+        )
         prices = {entry.name: entry.price for entry in settings.models}
         book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
         desk.check_in.add(book.open)
         callers = Callers(ring, is_loopback=is_loopback(settings.host))
-        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams))
+        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams, admission))
         registry = _registry(settings, dispatcher, metrics, log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)
@@ -155,6 +165,11 @@ def _by_ids(
             dialect = dialect_of(entry.upstream, model.tokenizer.encode)
             found[entry.name] = IdsUpstream(upstreams.by_name[entry.name], dialect, model.context_tokens)
     return found
+
+
+def _most_in_flight(entries: Sequence[ModelEntry]) -> dict[str, int]:
+    """Requests that may be at once at each server that answers for us."""
+    return {entry.name: entry.upstream.max_in_flight for entry in entries if entry.upstream is not None}
 
 
 def _config(app: Starlette, drain_s: float) -> uvicorn.Config:

@@ -82,6 +82,7 @@ class ErrorMiddleware:
 
     async def _answer(self, error: AntiphonError, account: Account, scope: Scope, send: Send) -> None:
         account.error_code = error.code
+        account.dropped_reason = error.dropped_reason
         if account.is_client_gone:
             return
         if account.status is None:

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Callable
 
 from antiphon.core.errors import AntiphonError
-from antiphon.core.generation import Terminal
+from antiphon.core.generation import Priority, Terminal
 from antiphon.gateway.account import Account
-from antiphon.gateway.course import Course, Start
+from antiphon.gateway.admission import OpenGate
+from antiphon.gateway.course import Course, Prepare
 from antiphon.gateway.models import AnyModel
 from antiphon.gateway.text import NO_MATTER_S
 from antiphon.obs.log import Logger
@@ -39,14 +40,17 @@ class Mirror:
         self._timeout_s = timeout_s
         self._copies: set[asyncio.Task[None]] = set()
 
-    def copy(self, model: AnyModel, start: Start, original: Account) -> None:
-        """Send this model what `start` sends. Returns at once."""
+    def copy(self, model: AnyModel, prepare: Prepare, original: Account) -> None:
+        """Send this model what `prepare` makes ready. Returns at once."""
         if len(self._copies) >= self._max_copies:
             self._metrics.mirrored.labels(model.name, "dropped").inc()
             return
         account = Account(original.method, None)
         account.caller = original.caller
-        task = asyncio.create_task(self._run(Course([model], start, account, self._log)), name="mirror")
+        account.priority = Priority.BATCH
+        account.timeout_s = self._timeout_s
+        course = Course([model], prepare, account, OpenGate(), self._log)
+        task = asyncio.create_task(self._run(course), name="mirror")
         self._copies.add(task)
         task.add_done_callback(self._note(model.name))
 

@@ -29,7 +29,7 @@ from antiphon.gateway.upstreamchat import Chunk, ChunkChoice, ChunkUsage, read_c
 from antiphon.router.upstreamerrors import of_event, senseless
 
 MAX_AHEAD = 64 * 1024  # characters read that the client has not taken
-_BYTES_PER_TOKEN = 4  # of an estimate
+BYTES_PER_TOKEN = 4  # of an estimate
 
 
 class UpstreamText:
@@ -157,7 +157,7 @@ class UpstreamText:
         if usage.prompt_tokens is None or usage.completion_tokens is None:
             account.is_usage_estimated = True
         if usage.prompt_tokens is None:
-            account.num_prompt_tokens = math.ceil(len(self._body) / _BYTES_PER_TOKEN)
+            account.num_prompt_tokens = math.ceil(len(self._body) / BYTES_PER_TOKEN)
         else:
             account.num_prompt_tokens = usage.prompt_tokens
         if usage.completion_tokens is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from antiphon.obs.admissionmetrics import AdmissionMetrics
 from antiphon.obs.kvmetrics import KvMetrics
 from antiphon.obs.usagemetrics import UsageMetrics
 
@@ -81,6 +82,7 @@ class GatewayMetrics:
 
         self.failover = FailoverMetrics(registry)
         self.scale = FleetMetrics(registry)
+        self.admission = AdmissionMetrics(registry)
         self.directory = DirectoryMetrics(registry)
         self.usage = UsageMetrics(registry)
 

@@ -66,6 +66,10 @@ class Candidates:
             self._all.remove(replica)
             self._buckets[bucket].remove(replica)
 
+    def from_least_busy(self) -> Iterator[ReplicaState]:
+        """All of them, about the least busy first. Must not be changed meanwhile."""
+        return (self._states[replica] for replica in self._least_busy())
+
     def few(self, holders: Sequence[int], avoid: Collection[int] = ()) -> list[ReplicaState]:
         """At most `NUM_FEW` to choose from: of `holders` (best first), of the least busy, and some by lot.
 

@@ -69,9 +69,9 @@ class Dispatcher:
         self._clock = clock
         self._metrics = failure.metrics
         self.fleet = Fleet(urls, secret, self, log)
-        self._survey = Survey(clock, draw)
-        self.directory_watch = DirectoryWatch(self._survey.directory, clock, log)
-        self._picker = Picker(self._survey, policy_named(routing), draw)
+        self.survey = Survey(clock, draw)
+        self.directory_watch = DirectoryWatch(self.survey.directory, clock, log)
+        self._picker = Picker(self.survey, policy_named(routing), draw)
         self._mover = Mover(self.fleet, self._picker, clock, log, failure.metrics)
         self._splitter = Splitter(self._mover.submit, self._go_on, failure.metrics, log)
         self._watch = Watch(self.fleet, failure.patience, clock)
@@ -127,13 +127,13 @@ class Dispatcher:
 
     def link_is_up(self, link: WorkerLink) -> None:
         """A worker can be reached."""
-        self._survey.link_is_up(link)
+        self.survey.link_is_up(link)
         self._look_at_failures()
         self._mover.unpark()
 
     def link_is_down(self, link: WorkerLink, lost: Sequence[Attempt], *, was_draining: bool) -> None:
         """A worker was lost: what it had goes on elsewhere."""
-        self._survey.link_is_down(link)
+        self.survey.link_is_down(link)
         failures = [Failure(attempt, Terminal.LOST, None, attempt.open_choices) for attempt in lost]
         for failure in failures:
             failure.attempt.take_away(failure.choices)
@@ -153,11 +153,11 @@ class Dispatcher:
 
     def on_blocks(self, link: WorkerLink, blocks: Blocks) -> None:
         """A worker says what has become of its blocks."""
-        self._survey.take_blocks(link, blocks)
+        self.survey.take_blocks(link, blocks)
 
     def load_changed(self, link: WorkerLink) -> None:
         """A worker has more to do, or less, or may get no more."""
-        self._survey.load_changed(link)
+        self.survey.load_changed(link)
 
     def _carry_on(self, link: WorkerLink, lost: Sequence[Failure], cause: Cause) -> None:
         """Move what was lost together: first those who had spoken, then the suspects."""
@@ -207,7 +207,7 @@ class Dispatcher:
             found = self._watch.tick()
             for link in found.recovered:
                 link.is_suspect = False
-                self._survey.load_changed(link)
+                self.survey.load_changed(link)
                 self._log.info("link.recovered", worker=link.url)
             for link in found.suspects:
                 self._leave_silent(link)
@@ -231,7 +231,7 @@ class Dispatcher:
         or for its link to be lost.
         """
         link.is_suspect = True
-        self._survey.load_changed(link)
+        self.survey.load_changed(link)
         self._metrics.stalls.inc()
         self._note_failure(link)
         self._log.warning("link.silent", worker=link.url, num_answers=link.num_open_answers)
@@ -312,4 +312,4 @@ class Dispatcher:
             for link in links:
                 if link.is_barred != (link.url in barred):
                     link.is_barred = not link.is_barred
-                    self._survey.load_changed(link)
+                    self.survey.load_changed(link)

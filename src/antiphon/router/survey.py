@@ -9,7 +9,7 @@ wish for a snapshot of blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from antiphon.router.link import WorkerLink
 from antiphon.router.lookup import Lookup
 from antiphon.router.policy import Ask, Overlap, ReplicaState
 from antiphon.router.prompthash import PromptKeys
+from antiphon.router.room import Room, room_of
 
 
 class Family(NamedTuple):
@@ -71,6 +72,7 @@ class Survey:
         self._models: dict[str, _Model] = {}
 
     def link_is_up(self, link: WorkerLink) -> None:
+        self.on_news: Callable[[WorkerLink, str], None] | None = None  # a worker of a model came, went, spoke
         """A worker has said who it is."""
         assert link.info is not None
         self._links[link.replica] = link
@@ -94,6 +96,8 @@ class Survey:
             del self._models[info.model]
 
     def load_changed(self, link: WorkerLink) -> None:
+        if self.on_news is not None:
+            self.on_news(link, info.model)
         """It reported, was sent something, or may not be sent anything any more."""
         info = self._infos.get(link.replica)
         if info is None:
@@ -104,6 +108,26 @@ class Survey:
             self._candidates(info).remove(link.replica)
 
     def take_blocks(self, link: WorkerLink, news: Blocks) -> None:
+        if self.on_news is not None:
+            self.on_news(link, info.model)
+
+    def takes(self, model: str) -> bool:
+        """Whether a worker of this model takes work that is to be answered."""
+        return bool(self._answering(model))
+
+    def rooms(self, model: str) -> Iterator[Room]:
+        """At each worker that answers, about the least busy first. Must not be changed meanwhile."""
+        for candidates in self._answering(model):
+            for state in candidates.from_least_busy():
+                if self._links[state.replica].takes_work:
+                    yield room_of(state, self._infos[state.replica].block_tokens)
+
+    def room(self, link: WorkerLink) -> Room | None:
+        """At this worker; None where it takes nothing now."""
+        info = self._infos.get(link.replica)
+        if info is None or not link.takes_work or self._candidates(info) not in self._answering(info.model):
+            return None
+        return room_of(link.state(), info.block_tokens)
         """A worker says what has become of its blocks."""
         if self.directory.take(link.replica, news, self._clock.now()):
             link.resync()
@@ -146,6 +170,12 @@ class Survey:
     def _candidates(self, info: WorkerInfo) -> Candidates:
         by_role = self._models[info.model].by_role
         if info.role not in by_role:
+    def _answering(self, model: str) -> list[Candidates]:
+        """Of the workers that are not for prompts only; of all, where there are no others."""
+        known = self._models.get(model)
+        by_role = {} if known is None else {role: those for role, those in known.by_role.items() if those}
+        return [those for role, those in by_role.items() if role is not Role.PREFILL] or [*by_role.values()]
+
             by_role[info.role] = Candidates(self._draw)
         return by_role[info.role]
 

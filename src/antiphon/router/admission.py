@@ -1,0 +1,184 @@
+"""Who waits for a place, who comes next, who is turned away: the queue in front of one model. Pure.
+
+Classes go in strict order, but each has a share of the service that it gets while it has waiters: with every
+token that starts, the classes that wait earn their share of it, and one that has earned its next request is
+next.
+Within a class tenants share fairly (lane.py).
+
+The queue is bounded in requests and tokens. A tenant alone may fill it. When it is full, who comes is
+refused, unless another has more than its due: a less urgent class above its share, any class above
+its share where one's own is below, or a heavier tenant of the same class. The newest request of the heaviest
+tenant there is displaced.
+
+A request that would wait longer than its time or its class's longest wait is refused when it comes: by
+the tokens before it and the rate at which they start.
+
+Invariants: a ticket that joined leaves in exactly one way: taken, left or displaced; bounds hold after each
+call; a class with waiters gets its share of what starts, less one request. No clock and no chance of its
+own: both come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from antiphon.core.errors import Busy, DeadlineExceeded
+from antiphon.core.generation import Priority
+from antiphon.router.lane import Lane, Ticket
+from antiphon.router.servicerate import ServiceRate
+
+QUEUE_FULL = "rejected-queue-full"
+DISPLACED = "rejected-displaced"
+WAIT_TOO_LONG = "rejected-wait-too-long"
+EXPIRED = "rejected-expired"
+
+LEAST_RETRY_S = 1.0
+MOST_RETRY_S = 60.0
+
+SHARES = {Priority.INTERACTIVE: 0.7, Priority.DEFAULT: 0.2, Priority.BATCH: 0.1}
+LONGEST_WAIT_S = {Priority.INTERACTIVE: 10.0, Priority.DEFAULT: 30.0, Priority.BATCH: 600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Of the queue in front of one model, at one gateway."""
+
+    num_requests: int = 1024
+    num_tokens: int = 2**20
+    longest_wait_s: Mapping[Priority, float] = field(default_factory=lambda: LONGEST_WAIT_S)
+
+
+class AdmissionQueue:
+    """The waiting requests of one model."""
+
+    def __init__(self, bounds: QueueBounds) -> None:
+        self.bounds = bounds
+        self.lanes = {priority: Lane() for priority in Priority}
+        self._earned = dict.fromkeys(Priority, 0.0)  # tokens that a class may start before more urgent ones
+        self._rate = ServiceRate()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(lane.num_tokens for lane in self.lanes.values())
+
+    def join(self, ticket: Ticket, now_s: float, draw: float) -> list[Ticket]:
+        """Let it wait. Returns who was displaced for it. Raises Busy, DeadlineExceeded."""
+        left_s = ticket.deadline_s - now_s
+        if left_s <= 0:
+            raise expired()
+        if self.wait_s(ticket) > min(left_s, self.bounds.longest_wait_s[ticket.priority]):
+            raise self.busy(ticket, WAIT_TOO_LONG, draw)
+        ticket.weight = 1 / self.bounds.num_requests + ticket.num_tokens / self.bounds.num_tokens
+        displaced = self._make_room(ticket)
+        if displaced is None:
+            raise self.busy(ticket, QUEUE_FULL, draw)
+        self.lanes[ticket.priority].join(ticket)
+        self._rate.begin(now_s)
+        return displaced
+
+    def head(self) -> Ticket | None:
+        """Who comes next; None where nobody waits."""
+        heads = [head for lane in self.lanes.values() if (head := lane.head()) is not None]
+        earned = (head for head in heads if self._earned[head.priority] >= head.num_tokens)
+        return next(earned, heads[0] if heads else None)
+
+    def take(self, ticket: Ticket, now_s: float) -> None:
+        """It starts."""
+        own = ticket.priority
+        self.lanes[own].take(ticket)
+        for priority, lane in self.lanes.items():
+            if not lane:
+                self._earned[priority] = 0.0
+            elif priority is own:
+                self._earned[own] = max(self._earned[own] - ticket.num_tokens, 0.0)
+            else:
+                self._earned[priority] += SHARES[priority] * ticket.num_tokens
+        if ticket.arrived_s < now_s:
+            self._rate.started(ticket.num_tokens, now_s)
+        if not len(self):
+            self._rate.end(now_s)
+
+    def leave(self, ticket: Ticket, now_s: float) -> None:
+        """It waits no more: its client left, or its time is over."""
+        self._remove(ticket)
+        if not len(self):
+            self._rate.end(now_s)
+
+    def settle(self, ticket: Ticket, num_tokens: int) -> None:
+        """One that was taken has ended; it really used so many tokens."""
+        self.lanes[ticket.priority].settle(ticket, num_tokens)
+
+    def wait_s(self, ticket: Ticket) -> float:
+        """How long one like this would wait if it came now; 0 where that is not known yet.
+
+        For all that is more urgent and what its own class serves before it, but no longer than its class's
+        share takes for the latter and itself.
+        """
+        rate = self._rate.tokens_per_s
+        if rate is None:
+            return 0.0
+        own = ticket.priority
+        ahead = self.lanes[own].tokens_ahead(ticket.tenant)
+        more_urgent = sum(lane.num_tokens for priority, lane in self.lanes.items() if priority < own)
+        return min(more_urgent + ahead, (ahead + ticket.num_tokens) / SHARES[own]) / rate
+
+    def busy(self, ticket: Ticket, reason: str, draw: float) -> Busy:
+        """The error for one that is turned away. `draw` in [0, 1) spreads those who come back."""
+        error = Busy("The server has more requests than it can take at the moment; try again shortly.")
+        error.dropped_reason = reason
+        error.retry_after_s = min(max(self.wait_s(ticket), LEAST_RETRY_S) * (1 + draw), MOST_RETRY_S)
+        return error
+
+    def _make_room(self, ticket: Ticket) -> list[Ticket] | None:
+        """Whom to displace, displaced already; None, and nobody is, where that is not enough."""
+        victims: list[Ticket] = []
+        while self._overflows(ticket):
+            victim = self._victim(ticket)
+            if victim is None:
+                for other in reversed(victims):  # newest first they went: so they stand as before
+                    self.lanes[other.priority].join(other)
+                return None
+            self._remove(victim)
+            victims.append(victim)
+        return victims
+
+    def _overflows(self, ticket: Ticket) -> bool:
+        num_tokens = self.num_tokens + ticket.num_tokens
+        too_many = num_tokens > self.bounds.num_tokens and len(self) > 0  # alone it may be as long as it is
+        return len(self) >= self.bounds.num_requests or too_many
+
+    def _victim(self, ticket: Ticket) -> Ticket | None:
+        own = ticket.priority
+        is_below = not self._has_more_than_its_share(own)
+        for priority in reversed(Priority):
+            lane = self.lanes[priority]
+            if priority is own:
+                heaviest = lane.heaviest()
+                if heaviest is not None and heaviest.tenant != ticket.tenant:
+                    weight = lane.weight_of(ticket.tenant) + ticket.weight
+                    if lane.weight_of(heaviest.tenant) > weight:
+                        return heaviest
+            elif self._has_more_than_its_share(priority) and (priority > own or is_below):
+                return lane.heaviest()
+        return None
+
+    def _has_more_than_its_share(self, priority: Priority) -> bool:
+        total = sum(lane.weight for lane in self.lanes.values())
+        return self.lanes[priority].weight > SHARES[priority] * total
+
+    def _remove(self, ticket: Ticket) -> None:
+        lane = self.lanes[ticket.priority]
+        lane.leave(ticket)
+        if not lane:
+            self._earned[ticket.priority] = 0.0
+
+
+def expired() -> DeadlineExceeded:
+    """The error for one whose time ran out while it waited."""
+    error = DeadlineExceeded("The request's time ran out before a place was free for it.")
+    error.dropped_reason = EXPIRED
+    return error
