@@ -70,9 +70,9 @@ class Survey:
         self._links: dict[int, WorkerLink] = {}  # those that are up, by replica
         self._infos: dict[int, WorkerInfo] = {}  # as they were counted
         self._models: dict[str, _Model] = {}
+        self.on_news: Callable[[WorkerLink, str], None] | None = None  # a worker of a model came, went, spoke
 
     def link_is_up(self, link: WorkerLink) -> None:
-        self.on_news: Callable[[WorkerLink, str], None] | None = None  # a worker of a model came, went, spoke
         """A worker has said who it is."""
         assert link.info is not None
         self._links[link.replica] = link
@@ -94,10 +94,10 @@ class Survey:
         model.families[_family(info)] -= 1
         if not model.families.total():
             del self._models[info.model]
-
-    def load_changed(self, link: WorkerLink) -> None:
         if self.on_news is not None:
             self.on_news(link, info.model)
+
+    def load_changed(self, link: WorkerLink) -> None:
         """It reported, was sent something, or may not be sent anything any more."""
         info = self._infos.get(link.replica)
         if info is None:
@@ -106,8 +106,6 @@ class Survey:
             self._candidates(info).update(link.state())
         else:
             self._candidates(info).remove(link.replica)
-
-    def take_blocks(self, link: WorkerLink, news: Blocks) -> None:
         if self.on_news is not None:
             self.on_news(link, info.model)
 
@@ -128,6 +126,8 @@ class Survey:
         if info is None or not link.takes_work or self._candidates(info) not in self._answering(info.model):
             return None
         return room_of(link.state(), info.block_tokens)
+
+    def take_blocks(self, link: WorkerLink, news: Blocks) -> None:
         """A worker says what has become of its blocks."""
         if self.directory.take(link.replica, news, self._clock.now()):
             link.resync()
@@ -167,15 +167,15 @@ class Survey:
             if num_up
         }
 
-    def _candidates(self, info: WorkerInfo) -> Candidates:
-        by_role = self._models[info.model].by_role
-        if info.role not in by_role:
     def _answering(self, model: str) -> list[Candidates]:
         """Of the workers that are not for prompts only; of all, where there are no others."""
         known = self._models.get(model)
         by_role = {} if known is None else {role: those for role, those in known.by_role.items() if those}
         return [those for role, those in by_role.items() if role is not Role.PREFILL] or [*by_role.values()]
 
+    def _candidates(self, info: WorkerInfo) -> Candidates:
+        by_role = self._models[info.model].by_role
+        if info.role not in by_role:
             by_role[info.role] = Candidates(self._draw)
         return by_role[info.role]
 
