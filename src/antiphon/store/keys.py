@@ -23,7 +23,8 @@ from antiphon.store.apikey import digest_of, make_key, shown_of
 from antiphon.store.database import Database
 from antiphon.store.grants import GRANT_COLUMNS, columns_of, grant_of
 from antiphon.store.names import check_key_name, check_tenant, is_tenant
-from antiphon.store.schema import KeyRow, TenantRow
+from antiphon.store.schema import ErasureRow, KeyRow, TenantRow
+from antiphon.store.tenants import make_tenant_id
 
 _ID_BYTES = 8
 _ID = re.compile(rf"key_[0-9a-f]{{{2 * _ID_BYTES}}}")
@@ -116,9 +117,13 @@ class KeyStore:
         return await self._owner(_owners().where(KeyRow.id == key_id))
 
     async def has_any(self) -> bool:
-        """Whether there is a key at all; revoked ones count."""
+        """Whether there ever was a key; revoked ones count, and those of erased tenants."""
+        queries = (select(KeyRow.id), select(ErasureRow.id).where(ErasureRow.num_keys > 0))
         async with self._database.reading() as connection:
-            return (await connection.execute(select(KeyRow.id).limit(1))).first() is not None
+            for query in queries:
+                if (await connection.execute(query.limit(1))).first() is not None:
+                    return True
+        return False
 
     async def tenants(self) -> Mapping[str, str]:
         """The ids of all tenants, by name."""
@@ -197,7 +202,7 @@ async def _tenant_id(connection: AsyncConnection, name: str) -> str:
     found = (await connection.execute(find)).scalar_one_or_none()
     if found is not None:
         return found
-    made = f"tenant_{secrets.token_hex(_ID_BYTES)}"
+    made = make_tenant_id()
     try:
         async with connection.begin_nested():
             await connection.execute(insert(TenantRow).values(id=made, name=name, created_at=_now()))

@@ -154,3 +154,20 @@ class GatewayRow(Base):
     id: Mapped[str] = mapped_column(String(ID_CHARACTERS), primary_key=True)
     started_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
     seen_at: Mapped[datetime.datetime] = mapped_column(UtcTime)
+
+
+class ErasureRow(Base):
+    """A tenant was erased. Holds no name: nothing of the tenant but the id, which means nothing any more."""
+
+    __tablename__ = "erasures"
+
+    id: Mapped[str] = mapped_column(String(ID_CHARACTERS), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(ID_CHARACTERS), index=True)
+    erased_at: Mapped[datetime.datetime] = mapped_column(UtcTime, index=True)
+    num_keys: Mapped[int] = mapped_column(BigInteger)
+    removed: Mapped[str] = mapped_column(Text)  # JSON: rows by table
+
+
+# Tables that hold data of tenants, each with a column `tenant_id`: erasing one goes through them in this
+# order. A table that is not named here and has such a column fails a test.
+TENANT_TABLES = (UsageRow, KeyRow)
