@@ -20,6 +20,7 @@ from antiphon.core.scope import ScopeMaker, tenant_part_of
 from antiphon.gateway import keyring
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers
+from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.mirror import Mirror
@@ -219,9 +220,10 @@ def _routes() -> list[tuple[str, str]]:
     desk = Desk(
         models, Workers(dispatcher), ScopeMaker(SECRET), Limits(1, 1.0), Mirror(metrics.upstreams, log), log
     )
+    tokens = ClientTokens(SECRET)
     ring = KeyRing(KeyStore(None), WallClock(), log)  # type: ignore[arg-type]  # nobody asks it
     gauges = Gauges(metrics, dispatcher, Upstreams({}, metrics.upstreams))
-    app = build_app(desk, models, Callers(ring, is_loopback=True), gauges)
+    app = build_app(desk, models, Callers(ring, tokens, is_loopback=True), tokens, gauges)
     found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
     return [(method, path.replace("{model:path}", "scripted")) for method, path in found]
 

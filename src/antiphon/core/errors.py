@@ -4,6 +4,7 @@
     ├── BadRequest            400  the client's input is wrong; `param` names the field
     │   └── ContextTooLong    400  the prompt does not fit the model's context
     ├── Unauthorized          401  no or wrong key
+    ├── Forbidden             403  a good key, but not for this
     ├── NotFound              404  unknown model, route or id
     ├── MethodNotAllowed      405
     ├── RequestTimeout        408  the client was too slow in sending its body
@@ -56,6 +57,12 @@ class Unauthorized(AntiphonError):
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
+
+
+class Forbidden(AntiphonError):
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
 
 
 class NotFound(AntiphonError):

@@ -45,3 +45,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULL_GRANT = Grant()
+
+
+class Meter(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that requests are counted against: a key, or a client token made on its behalf."""
+
+    id: str
+    limits: Limits
+    max_tokens: int | None = None  # over its whole life, prompts and answers together
+    expires_at: float | None = None  # Unix time from which no request comes any more; None: never

@@ -153,6 +153,8 @@ class Account:
             "dropped": self.dropped_reason,
             "tenant": None if self.caller is None else self.caller.tenant,
             "key": None if self.caller is None else self.caller.key_id,
+            "token": None if self.caller is None or self.caller.token is None else self.caller.token.id,
+            "user": None if self.caller is None else self.caller.end_user,
         }
         if self.model is not None:
             self._observe(metrics, self.model, e2e_s)
@@ -166,10 +168,10 @@ class Account:
                 "kv": None if self.kv is None else str(self.kv),
                 "tokens_out": self.num_answer_tokens,
                 "sent_to": self.told_route or None,
-                "queue_s": _rounded(self.queued_s),
-                "ttft_s": _rounded(self.ttft_s),
                 "class": self.priority.name.lower(),
                 "waited_s": _rounded(self.waited_s),
+                "queue_s": _rounded(self.queued_s),
+                "ttft_s": _rounded(self.ttft_s),
                 "tpot_s": _rounded(self.tpot_s),
                 "finish": ",".join(dict.fromkeys(self.finishes)) or None,
             }

@@ -14,15 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from antiphon.gateway.access import Access, Guarded
 from antiphon.gateway.admission import Admission
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.chat import ChatCompletions
+from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.completions import Completions
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.errors import raise_ours
 from antiphon.gateway.middleware import AccountMiddleware, CallerMiddleware, ErrorMiddleware, HostMiddleware
+from antiphon.gateway.minting import MintClientToken
 from antiphon.gateway.models import ListModels, ServedModels, ShowModel
 from antiphon.gateway.openapi import openapi_document
 from antiphon.gateway.reply import Health
@@ -85,16 +88,20 @@ class Metrics:
         await Response(self._gauges.render(), media_type=CONTENT_TYPE)(scope, receive, send)
 
 
-def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges) -> Starlette:
+def build_app(
+    desk: Desk, models: ServedModels, callers: Callers, tokens: ClientTokens, gauges: Gauges
+) -> Starlette:
     """All routes behind all middleware."""
+    document, health = msgspec.json.encode(openapi_document()), msgspec.json.encode(Health())
     routes = [
-        *_v1("/chat/completions", "POST", ChatCompletions(desk)),
-        *_v1("/completions", "POST", Completions(desk)),
-        *_v1("/models", "GET", ListModels(models)),
-        *_v1("/models/{model:path}", "GET", ShowModel(models)),
-        *_both("/health", "/health", "GET", Fixed(msgspec.json.encode(Health()))),
-        *_both("/openapi.json", "/openapi.json", "GET", Fixed(msgspec.json.encode(openapi_document()))),
-        *_both("/metrics", "/metrics", "GET", Metrics(gauges)),
+        *_v1("/chat/completions", "POST", Guarded(ChatCompletions(desk), Access.CLIENT)),
+        *_v1("/completions", "POST", Guarded(Completions(desk), Access.CLIENT)),
+        *_v1("/models", "GET", Guarded(ListModels(models), Access.CLIENT)),
+        *_v1("/models/{model:path}", "GET", Guarded(ShowModel(models), Access.CLIENT)),
+        *_v1("/client_tokens", "POST", Guarded(MintClientToken(tokens, models), Access.KEY)),
+        *_both("/openapi.json", "/openapi.json", "GET", Guarded(Fixed(document), Access.CALLER)),
+        *_both("/health", "/health", "GET", Guarded(Fixed(health), Access.OPEN)),
+        *_both("/metrics", "/metrics", "GET", Guarded(Metrics(gauges), Access.OPEN)),
     ]
     middleware = [
         Middleware(AccountMiddleware, log=desk.log, metrics=gauges.metrics),
@@ -107,10 +114,10 @@ def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges
     return app
 
 
-def _v1(path: str, method: str, endpoint: ASGIApp) -> list[Route]:
+def _v1(path: str, method: str, endpoint: Guarded) -> list[Route]:
     name = f"/v1{path}"
     return [*_both(name, name, method, endpoint), *_both(f"/v1{name}", name, method, endpoint)]
 
 
-def _both(path: str, name: str, method: str, endpoint: ASGIApp) -> list[Route]:
+def _both(path: str, name: str, method: str, endpoint: Guarded) -> list[Route]:
     return [Route(p, endpoint, methods=[method], name=name) for p in (path, f"{path}/")]

@@ -9,6 +9,9 @@
 OpenAI's SDKs always send some key, so before the first key is created any is taken on loopback. A key
 counts as existing when it is revoked too: revoking the last one opens nothing. Where the database does
 not answer, a request that brings a key gets a 503.
+
+A client token is good while it has not ended and its key is good; it never may more than its key may then.
+What begins like a token is one, or is wrong: also where any other key is taken.
 """
 
 from __future__ import annotations
@@ -20,19 +23,30 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from antiphon.core.errors import BadRequest, Unauthorized
-from antiphon.core.grant import FULL_GRANT, Grant
+from antiphon.core.grant import FULL_GRANT, Grant, Meter
+from antiphon.gateway.clienttokens import ClientTokens, is_client_token
 from antiphon.gateway.keyring import KeyRing
 from antiphon.store.names import LOCAL_TENANT
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. `key_id` None: it needed no key."""
+    """Whose request it is. `key_id` None: it needed no key. `token` None: it showed the key itself."""
 
     tenant_id: str
     tenant: str
     key_id: str | None = None
     grant: Grant = FULL_GRANT
+    token: Meter | None = None
+    end_user: str | None = None  # what the key's holder calls the token's user; an identifier, no text
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """All that its requests are counted against, each with bounds of its own."""
+        if self.key_id is None:
+            return ()
+        key = Meter(id=self.key_id, limits=self.grant.limits)
+        return (key,) if self.token is None else (key, self.token)
 
 
 LOCAL = Caller(LOCAL_TENANT, LOCAL_TENANT)
@@ -42,8 +56,9 @@ _NO_KEY = "?"  # presented in another way than ours: never a good key, but not n
 class Callers:
     """Tells callers by what they present."""
 
-    def __init__(self, ring: KeyRing, *, is_loopback: bool) -> None:
+    def __init__(self, ring: KeyRing, tokens: ClientTokens, *, is_loopback: bool) -> None:
         self._ring = ring
+        self._tokens = tokens
         self._is_loopback = is_loopback
 
     async def identify(self, scope: Scope) -> Caller:
@@ -56,13 +71,22 @@ class Callers:
                 "You did not provide an API key. Send it in the Authorization header: 'Authorization: Bearer "
                 "YOUR_KEY'."
             )
+        if is_client_token(presented):
+            return await self._holder(presented)
         owner = await self._ring.owner(presented)
         if owner is not None and not owner.is_revoked:
             return Caller(owner.tenant_id, owner.tenant, owner.key_id, owner.grant)
         if owner is None and not self._ring.has_keys:
             return LOCAL
-        # The same words for every wrong key: they tell nobody which keys once worked.
-        raise Unauthorized("Incorrect API key provided. Keys are made by the operator of this server.")
+        raise _wrong_key()
+
+    async def _holder(self, token: str) -> Caller:
+        claims = self._tokens.read(token)
+        owner = None if claims is None else await self._ring.owner_by_id(claims.key_id)
+        if claims is None or owner is None or owner.is_revoked:
+            raise _wrong_key()
+        grant = claims.narrow(owner.grant)
+        return Caller(owner.tenant_id, owner.tenant, owner.key_id, grant, claims.meter, claims.user)
 
 
 def is_loopback(host: str) -> bool:
@@ -83,6 +107,11 @@ def require_guard(host: str, *, has_keys: bool, behind_proxy: bool) -> None:
             "Create one with: antiphon keys create. Or stay on 127.0.0.1, or put a proxy that checks callers "
             "in front and say --behind-proxy."
         )
+
+
+def _wrong_key() -> Unauthorized:
+    """The same words for everything wrong: they tell nobody which keys once worked."""
+    return Unauthorized("Incorrect API key provided. Keys are made by the operator of this server.")
 
 
 def _presented(scope: Scope) -> str:

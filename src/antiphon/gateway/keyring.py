@@ -32,6 +32,8 @@ class Keys(Protocol):
 
     async def owner(self, digest: bytes) -> KeyOwner | None: ...
 
+    async def owner_by_id(self, key_id: str) -> KeyOwner | None: ...
+
     async def has_any(self) -> bool: ...
 
     async def mark_used(self, key_ids: Collection[str], at: datetime.datetime) -> None: ...
@@ -44,8 +46,9 @@ class KeyRing:
         self._keys = keys
         self._clock = clock
         self._log = log
-        self._known: OrderedDict[bytes, tuple[float, KeyOwner]] = OrderedDict()  # asked when, by last use
-        self._asking: dict[bytes, asyncio.Task[KeyOwner | None]] = {}
+        # By digest or id: when the database was asked, and what it said; the last used stands last.
+        self._known: OrderedDict[bytes | str, tuple[float, KeyOwner]] = OrderedDict()
+        self._asking: dict[bytes | str, asyncio.Task[KeyOwner | None]] = {}
         self._used: set[str] = set()
         self._has_keys: bool | None = None  # None: the database does not say
         self._is_told = False  # the log knows that the database does not answer
@@ -60,13 +63,18 @@ class KeyRing:
     async def owner(self, key: str) -> KeyOwner | None:
         """Whose key this is; revoked ones too, None for what is no key. Raises StoreUnavailable."""
         digest = digest_of(key)
-        if digest is None:
-            return None
-        asked_s, owner = self._known.get(digest, (None, None))
+        return None if digest is None else await self._find(digest)
+
+    async def owner_by_id(self, key_id: str) -> KeyOwner | None:
+        """Whose key has this id, as above. For ids that were proven to be of keys."""
+        return await self._find(key_id)
+
+    async def _find(self, name: bytes | str) -> KeyOwner | None:
+        asked_s, owner = self._known.get(name, (None, None))
         if asked_s is None or self._clock.now() - asked_s >= TTL_S:
-            owner = await self._ask(digest)
+            owner = await self._ask(name)
         else:
-            self._known.move_to_end(digest)
+            self._known.move_to_end(name)
         if owner is not None and not owner.is_revoked and len(self._used) < MOST_KEYS:
             self._used.add(owner.key_id)
         return owner
@@ -100,33 +108,35 @@ class KeyRing:
             await asyncio.gather(*self._asking.values(), return_exceptions=True)
             await self._note_uses()
 
-    async def _ask(self, digest: bytes) -> KeyOwner | None:
-        task = self._asking.get(digest)
+    async def _ask(self, name: bytes | str) -> KeyOwner | None:
+        task = self._asking.get(name)
         if task is None:
             if len(self._asking) >= MOST_ASKED:
                 raise _unknown("too many lookups are under way")
-            task = asyncio.create_task(self._look_up(digest), name="key lookup")
+            task = asyncio.create_task(self._look_up(name), name="key lookup")
             task.add_done_callback(_hear)
-            self._asking[digest] = task
+            self._asking[name] = task
         # Not awaited itself: a request that goes away must not take the answer from the others.
         await asyncio.wait([task], timeout=PATIENCE_S)
         if not task.done() or task.cancelled():
             raise _unknown("a lookup takes too long")
         return task.result()
 
-    async def _look_up(self, digest: bytes) -> KeyOwner | None:
+    async def _look_up(self, name: bytes | str) -> KeyOwner | None:
         asked_s = self._clock.now()
         try:
-            owner = await self._keys.owner(digest)
+            owner = await (
+                self._keys.owner(name) if isinstance(name, bytes) else self._keys.owner_by_id(name)
+            )
         except StoreUnavailable as error:
             self._tell(error)
             raise
         finally:
-            del self._asking[digest]
-            self._known.pop(digest, None)
+            del self._asking[name]
+            self._known.pop(name, None)
         self._is_told = False
         if owner is not None:
-            self._known[digest] = (asked_s, owner)
+            self._known[name] = (asked_s, owner)
             if len(self._known) > MOST_KEYS:
                 self._known.popitem(last=False)
         return owner

@@ -22,6 +22,7 @@ from antiphon.core.scope import ScopeMaker
 from antiphon.gateway.admission import Admission
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
+from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
@@ -136,8 +137,9 @@ async def _serve_callers(
         prices = {entry.name: entry.price for entry in settings.models}
         book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
         desk.check_in.add(book.open)
-        callers = Callers(ring, is_loopback=is_loopback(settings.host))
-        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams, admission))
+        tokens = ClientTokens(settings.scope_secret)
+        callers = Callers(ring, tokens, is_loopback=is_loopback(settings.host))
+        app = build_app(desk, models, callers, tokens, Gauges(metrics, dispatcher, upstreams, admission))
         registry = _registry(settings, dispatcher, metrics, log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)

@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.core.catalogue import ModelEntry, RouteEntry
 from antiphon.core.errors import BadRequest, ContextTooLong, NotFound
+from antiphon.core.grant import FULL_GRANT, Grant
+from antiphon.gateway.account import account_of
 from antiphon.gateway.publicprefix import PublicPrefixes
 from antiphon.gateway.reply import Model, ModelList
 from antiphon.router.targets import mirror_model, names_of, ordered_models
@@ -156,9 +158,9 @@ class ServedModels:
         route = self._routes.get(name)
         return Model(id=self._find(name).name if route is None else route.name, created=self._created)
 
-    def cards(self) -> ModelList:
-        """What clients see of all."""
-        return ModelList(data=[self.card(name) for name in self._listed])
+    def cards(self, grant: Grant = FULL_GRANT) -> ModelList:
+        """What clients see of all that they may use."""
+        return ModelList(data=[self.card(name) for name in self._listed if grant.allows(name)])
 
     def _find(self, name: str) -> AnyModel:
         model = self._by_name.get(name)
@@ -180,24 +182,32 @@ def _load(entry: ModelEntry, public_systems: Sequence[str], upstreams: Mapping[s
 
 
 class ListModels:
-    """GET /v1/models"""
+    """GET /v1/models: what this caller may use."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await json_response(self._models.cards())(scope, receive, send)
+        await json_response(self._models.cards(_grant(scope)))(scope, receive, send)
 
 
 class ShowModel:
-    """GET /v1/models/{model}; names may hold slashes."""
+    """GET /v1/models/{model}: 404 for what this caller may not use; names may hold slashes."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        card = self._models.card(scope["path_params"]["model"].removesuffix("/"))
-        await json_response(card)(scope, receive, send)
+        name = scope["path_params"]["model"].removesuffix("/")
+        if not _grant(scope).allows(name):
+            raise no_model(name)
+        await json_response(self._models.card(name))(scope, receive, send)
+
+
+def _grant(scope: Scope) -> Grant:
+    caller = account_of(scope).caller
+    assert caller is not None  # CallerMiddleware: no request comes this far without one
+    return caller.grant
 
 
 def json_response(body: msgspec.Struct) -> Response:

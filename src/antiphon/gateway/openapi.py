@@ -16,13 +16,14 @@ from antiphon import __version__
 from antiphon.gateway.reply import (
     ChatCompletion,
     ChatCompletionChunk,
+    ClientToken,
     Completion,
     ErrorResponse,
     Health,
     Model,
     ModelList,
 )
-from antiphon.gateway.schema import ChatRequest, CompletionRequest
+from antiphon.gateway.schema import ChatRequest, ClientTokenRequest, CompletionRequest
 
 _REF = "#/components/schemas/{name}"
 _KEY = "key"
@@ -48,6 +49,9 @@ OPERATIONS = (
     Operation("post", "/v1/completions", "Go on with a text.", Completion, CompletionRequest, Completion),
     Operation("get", "/v1/models", "List the models.", ModelList),
     Operation("get", "/v1/models/{model}", "Show one model.", Model),
+    Operation(
+        "post", "/v1/client_tokens", "Make a token for a browser or a phone.", ClientToken, ClientTokenRequest
+    ),
     Operation("get", "/health", "Say that the process lives.", Health, is_open=True),
 )
 

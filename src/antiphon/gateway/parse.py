@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from antiphon.core.errors import BadRequest, BodyTooLarge, RequestTimeout, UnsupportedMedia
-from antiphon.gateway.schema import ChatRequest, CompletionRequest, SharedFields
+from antiphon.gateway.schema import ChatRequest, ClientTokenRequest, CompletionRequest, SharedFields
 
 BODY_TIMEOUT_S = 30.0
 DISCARD_TIMEOUT_S = 5.0
@@ -33,10 +33,11 @@ vllm_xargs
 _UNSERVED = "audio moderation web_search_options"  # OpenAI's, and they would change the answer
 REFUSED = frozenset(f"{_STEERING} {_UNSERVED}".split())
 
-R = TypeVar("R", bound=SharedFields)
+R = TypeVar("R", bound=msgspec.Struct)
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
+_client_token = msgspec.json.Decoder(ClientTokenRequest)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _WHERE = re.compile(r"^(?P<what>.*?) - at (?:`(?:key|value)` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
@@ -117,6 +118,11 @@ def parse_completion(body: bytes) -> CompletionRequest:
         why = "it cannot be combined with 'echo': prompt tokens are not scored."
         raise _refused("logprobs", why, code="unsupported_value")
     return request
+
+
+def parse_client_token(body: bytes) -> ClientTokenRequest:
+    """A checked request for a client token. Raises BadRequest."""
+    return _decode(body, _client_token)
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[R]) -> R:

@@ -151,5 +151,18 @@ class ModelList(Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
+class ClientToken(Struct, frozen=True, kw_only=True):
+    """A token is seen once, here. Null bounds are those of its key."""
+
+    object: Literal["client_token"] = "client_token"
+    id: str
+    token: str
+    expires_at: int
+    models: tuple[str, ...] | None
+    max_tokens: int | None
+    requests_per_minute: int | None
+    user: str | None
+
+
 class Health(Struct, frozen=True):
     status: Literal["ok"] = "ok"

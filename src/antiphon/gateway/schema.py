@@ -11,12 +11,17 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from antiphon.gateway.clienttokens import MAX_MINUTES
+
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 MAX_CACHE_WORD = 256
 COMPLETION_MAX_TOKENS = 16
+MAX_TOKEN_MODELS = 16
+MAX_COUNT = 2**53 - 1  # what every JSON reader keeps exactly
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_LABEL = r"^[A-Za-z0-9._:@-]{1,64}$(?!\n)"  # shown in logs: an identifier, no text
 StopText = Annotated[str, Meta(max_length=1024)]
 
 
@@ -149,3 +154,16 @@ class CompletionRequest(SharedFields, frozen=True, kw_only=True):
 
 
 GeneratingRequest = ChatRequest | CompletionRequest
+
+
+class ClientTokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/client_tokens. A field that is misspelt is an error: it would be a bound less."""
+
+    minutes: Annotated[int, Meta(ge=1, le=MAX_MINUTES)] = 15
+    models: (
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_TOKEN_MODELS)]
+        | None
+    ) = None  # None: all that the key may use
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None  # prompts and answers, over its life
+    requests_per_minute: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
+    user: Annotated[str, Meta(pattern=_LABEL)] | None = None

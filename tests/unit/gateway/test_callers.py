@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from antiphon.core.errors import AntiphonError, BadRequest, StoreUnavailable, Unauthorized
 from antiphon.gateway.callers import LOCAL, Caller, Callers, is_loopback, require_guard
+from antiphon.gateway.clienttokens import LEEWAY_S, Claims, ClientTokens
 from antiphon.store.keys import KeyOwner
 
 GOOD, REVOKED, OTHER = b"Bearer good", b"Bearer revoked", b"Bearer other"
@@ -17,6 +18,8 @@ OWNERS = {
     "good": KeyOwner("key_1", "tenant_1", "acme", False),
     "revoked": KeyOwner("key_2", "tenant_1", "acme", True),
 }
+NOW_S = 1_800_000_000.0
+TOKENS = ClientTokens(bytes(32), lambda: NOW_S)
 
 
 class Ring:
@@ -36,16 +39,25 @@ class Ring:
             raise StoreUnavailable("words", detail="d")
         return OWNERS.get(key)
 
+    async def owner_by_id(self, key_id: str) -> KeyOwner | None:
+        if self._has_keys is None:
+            raise StoreUnavailable("words", detail="d")
+        return next((owner for owner in OWNERS.values() if owner.key_id == key_id), None)
+
 
 def _scope(*authorizations: bytes) -> Scope:
     headers = [(b"host", b"x"), *((b"authorization", value) for value in authorizations)]
     return {"type": "http", "headers": headers}
 
 
+async def _identify(ring: Ring, loopback: bool, *authorizations: bytes) -> Caller:
+    callers = Callers(ring, TOKENS, is_loopback=loopback)  # type: ignore[arg-type]  # a ring by its shape
+    return await callers.identify(_scope(*authorizations))
+
+
 async def _identified(loopback: bool, has_keys: bool | None, *authorizations: bytes) -> object:
-    callers = Callers(Ring(has_keys), is_loopback=loopback)  # type: ignore[arg-type]  # a ring by its shape
     try:
-        return await callers.identify(_scope(*authorizations))
+        return await _identify(Ring(has_keys), loopback, *authorizations)
     except AntiphonError as error:
         return type(error)
 
@@ -123,7 +135,7 @@ async def test_wrong_keys_hear_the_same() -> None:
     messages = set()
     for header in (OTHER, REVOKED, b"Basic abc"):
         with pytest.raises(Unauthorized) as caught:
-            await Callers(Ring(True), is_loopback=True).identify(_scope(header))  # type: ignore[arg-type]  # as above
+            await _identify(Ring(True), True, header)
         messages.add(caught.value.message)
     (message,) = messages
     assert not any(word in message for word in ("other", "revoked", "abc"))
@@ -159,3 +171,49 @@ def test_other_hosts_need_a_guard(host: str) -> None:
         require_guard(host, has_keys=False, behind_proxy=False)
     require_guard(host, has_keys=True, behind_proxy=False)
     require_guard(host, has_keys=False, behind_proxy=True)
+
+
+def _token(key_id: str = "key_1", expires_at: float = NOW_S + 60) -> bytes:
+    claims = Claims(key_id=key_id, id="ct_1", expires_at=int(expires_at), max_tokens=9, user="u")
+    return b"Bearer " + TOKENS.seal(claims).encode()
+
+
+async def test_token_is_its_keys_tenant() -> None:
+    """Its requests are the key's, counted against both."""
+    caller = await _identify(Ring(True), False, _token())
+    assert (caller.tenant_id, caller.tenant, caller.key_id, caller.end_user) == (
+        "tenant_1",
+        "acme",
+        "key_1",
+        "u",
+    )
+    assert [meter.id for meter in caller.meters] == ["key_1", "ct_1"]
+    assert [meter.max_tokens for meter in caller.meters] == [None, 9]
+    assert [meter.id for meter in ACME.meters] == ["key_1"]
+    assert LOCAL.meters == ()
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize(
+    "header",
+    [
+        _token("key_2"),  # revoked
+        _token("key_3"),  # no key's
+        _token(expires_at=NOW_S - LEEWAY_S),
+        _token()[:-1],
+        b"Bearer ant-ct-",
+        b"Bearer ant-ct-x",
+    ],
+)
+async def test_bad_tokens_are_wrong_keys(header: bytes, has_keys: bool) -> None:
+    """They hear what wrong keys hear, also where any key is taken because there are none."""
+    with pytest.raises(Unauthorized) as caught:
+        await _identify(Ring(has_keys), True, header)
+    with pytest.raises(Unauthorized) as other:
+        await _identify(Ring(True), True, OTHER)
+    assert caught.value.message == other.value.message
+
+
+async def test_token_waits_for_the_database_too() -> None:
+    """Where nobody knows whether its key stands, a token is not taken."""
+    assert await _identified(True, None, _token()) == StoreUnavailable

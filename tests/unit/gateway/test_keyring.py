@@ -46,6 +46,10 @@ class Scripted:
         self._check()
         return self.owners.get(digest)
 
+    async def owner_by_id(self, key_id: str) -> KeyOwner | None:
+        digests = [digest for digest, owner in self.owners.items() if owner.key_id == key_id]
+        return await self.owner(digests[0] if digests else b"")
+
     async def has_any(self) -> bool:
         self.asked_any += 1
         self._called.set()
@@ -326,3 +330,25 @@ async def test_end_comes_though_the_database_is_gone(clock: VirtualClock, lines:
     with pytest.raises(StoreUnavailable):
         await asking
     assert lines.named("keys.unavailable")
+
+
+async def test_ids_are_remembered_as_keys_are(clock: VirtualClock, lines: Lines) -> None:
+    """A key that is asked for by its id is found, remembered for `TTL_S`, and its use is noted."""
+    keys = Scripted(2)
+    ring = _ring(keys, clock, lines)
+    for _ in range(3):
+        owner = await ring.owner_by_id("key_1")
+        assert owner is not None
+        assert owner.tenant == "t1"
+    assert len(keys.asked) == 1
+    keys.revoke(1)
+    clock.advance(TTL_S)
+    owner = await ring.owner_by_id("key_1")
+    assert owner is not None
+    assert owner.is_revoked
+    assert await ring.owner_by_id("key_9") is None
+    running = asyncio.create_task(ring.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert keys.used == [{"key_1"}]
