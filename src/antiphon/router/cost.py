@@ -65,34 +65,28 @@ def cost(ask: Ask, state: ReplicaState, overlap: Overlap, peers: WorkerRates) ->
     num_sequences = state.sequences
     fullness = num_sequences / (state.max_sequences or MAX_SEQUENCES)
     answer_tokens = min(ask.num_answer_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
-    store = _store(rates, peers)
-    prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, store)
-    block_s = min(ask.block_tokens * token_s, store[1])
-    return Cost(
-        wait_s=wait_s(
-            state.waiting_tokens + state.dispatched_tokens,
-            num_sequences,
-            state.max_sequences,
-            token_s=token_s,
-            step_s=step_s,
-        ),
-        prefill_s=prefill_s,
-        answer_s=ANSWER_WEIGHT * answer_tokens * step_s * (1 + fullness),
-        pressure_s=_pressure_s(ask, state, answer_tokens) + _eviction_s(ask, state, overlap, block_s),
-        num_uncached=num_uncached,
-        uses_store=uses_store,
+    prefill_s, num_uncached, uses_store = _prefill(ask, overlap, token_s, rates, peers)
+    waits_s = wait_s(
+        state.waiting_tokens + state.dispatched_tokens,
+        num_sequences,
+        state.max_sequences,
+        token_s=token_s,
+        step_s=step_s,
     )
+    answer_s = ANSWER_WEIGHT * answer_tokens * step_s * (1 + fullness)
+    pressure_s = _pressure_s(ask, state, answer_tokens) + _eviction_s(ask, state, overlap, token_s, peers)
+    return Cost(waits_s, prefill_s, answer_s, pressure_s, num_uncached, uses_store)
 
 
 def _prefill(
-    ask: Ask, overlap: Overlap, token_s: float, store: tuple[float, float]
+    ask: Ask, overlap: Overlap, token_s: float, rates: WorkerRates, peers: WorkerRates
 ) -> tuple[float, int, bool]:
     """Seconds to the last prompt token's step, the tokens computed in them, whether the store helps."""
     # The last token is always computed: its logits are the first answer token's.
     num_missing = max(ask.num_tokens - overlap.local_blocks * ask.block_tokens, 1)
-    num_offered = min(overlap.store_blocks * ask.block_tokens, num_missing - 1)
+    num_offered = overlap.store_blocks and min(overlap.store_blocks * ask.block_tokens, num_missing - 1)
     if num_offered > 0:
-        rtt_s, block_s = store
+        rtt_s, block_s = _store(rates, peers)
         fetch_s = rtt_s + num_offered / ask.block_tokens * block_s
         if fetch_s < num_offered * token_s:
             num_computed = num_missing - num_offered
@@ -111,13 +105,14 @@ def _pressure_s(ask: Ask, state: ReplicaState, answer_tokens: int) -> float:
     return PRESSURE_S * used / (1 - used) if used < MOST_USED else PRESSURE_S * MOST_USED / (1 - MOST_USED)
 
 
-def _eviction_s(ask: Ask, state: ReplicaState, overlap: Overlap, block_s: float) -> float:
+def _eviction_s(ask: Ask, state: ReplicaState, overlap: Overlap, token_s: float, peers: WorkerRates) -> float:
     """What the blocks that have to go are worth: the chance that they are missed, times their coming back."""
     num_empty = state.free_blocks - state.cached_blocks - state.dispatched_tokens / ask.block_tokens
     num_new = ask.num_tokens / ask.block_tokens - overlap.local_blocks
     num_out = num_new - num_empty if num_empty > 0 else num_new
     if num_out <= 0:
         return 0.0
+    block_s = min(ask.block_tokens * token_s, _store(state.rates, peers)[1])
     return REUSE_SHARE * min(num_out, state.cached_blocks) * block_s
 
 

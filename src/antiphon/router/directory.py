@@ -25,7 +25,7 @@ Pure: no clock, no links. Knows replicas by the numbers that its owner gives the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -163,13 +163,9 @@ class BlockDirectory:
 
     def look_up(self, chain: KeyChain, now: float) -> Lookup:
         """What is known of these blocks at this moment. Use it before anything else is taken in."""
-        hints = self._hints
-        hints.age(now)
-
-        def store_run(keys: Sequence[int], start: int) -> int:
-            return hints.run(keys, start, now)
-
-        return Lookup(chain, self._table.walk(chain), self._replicas, self._by_slot, store_run)
+        self._hints.age(now)
+        walk = self._table.walk(chain)
+        return Lookup(chain, walk, self._replicas, self._by_slot, self._hints, now)
 
     def _follow(self, known: _Replica, news: Blocks, now: float) -> bool:
         """Take in changes that go on from what is known. False: some are missing in between."""

@@ -8,12 +8,13 @@ behind may be cleaned up later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Container, Iterable
+from typing import Protocol, TypeAlias
 
 Holders: TypeAlias = int | tuple[int, ...]  # one slot, or several
 
 STRIDE = 64  # keys asked for at a time
+_FAR = 128  # known blocks, from which on so many are asked for
 
 
 class KeyChain(Protocol):
@@ -24,16 +25,39 @@ class KeyChain(Protocol):
         ...
 
 
-class Run(NamedTuple):
-    """Neighbours in a chain that the same slots hold, from `start` to the next run; `key` is the first."""
+class Walk:
+    """The blocks of a chain from the first one to the first that nobody holds, and who holds each.
 
-    start: int
-    key: int
-    holders: Holders
+    `starts`: where the holders are others than those of the block before; the first one is 0.
+    """
+
+    __slots__ = ("_holders", "_keys", "starts")
+
+    def __init__(self, keys: list[int], holders: list[Holders]) -> None:
+        """`keys` may go on past the holders."""
+        self._keys = keys
+        self._holders = holders
+        self.starts = _starts(holders)
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        return self.holders if isinstance(self.holders, tuple) else (self.holders,)
+    def end(self) -> int:
+        """How many blocks somebody holds, from the first one on."""
+        return len(self._holders)
+
+    def slots(self, block: int) -> tuple[int, ...]:
+        """Who holds this block."""
+        holders = self._holders[block]
+        return holders if isinstance(holders, tuple) else (holders,)
+
+    def leading(self, held: Container[int]) -> int:
+        """How many of the first blocks are among these, all those of one slot: it has the blocks from one
+        start to the next, or none of them.
+        """
+        keys = self._keys
+        for start in self.starts:
+            if keys[start] not in held:
+                return start
+        return len(self._holders)
 
 
 class HolderTable:
@@ -76,20 +100,35 @@ class HolderTable:
                 after = left if len(left) > 1 else left[0]
             table[key] = after
 
-    def walk(self, chain: KeyChain) -> tuple[list[Run], int]:
-        """The runs from the first block on, and where they end: at the first block that nobody holds."""
-        runs: list[Run] = []
-        get = self._holders.get
-        before: Holders = -1  # nobody's slot
-        start = 0
-        while len(keys := chain.upto(start + STRIDE)) > start:
-            found = list(map(get, keys[start : start + STRIDE]))
-            if found.count(before) < len(found):  # else the run goes on; a third of the loop's time
-                for depth, holders in enumerate(found, start):
-                    if holders is not before:
-                        if holders is None:
-                            return runs, depth
-                        runs.append(Run(depth, keys[depth], holders))
-                        before = holders
-            start += len(found)
-        return runs, start
+    def walk(self, chain: KeyChain) -> Walk:
+        """As far as somebody holds the next block; the chain is hashed no further than a stride past that.
+
+        Every block is looked up, since holders evict from the middle too; what is done for each is done in C.
+        Of what is known far, more is likely to be known: strides are longer there.
+        """
+        holders: list[Holders] = []
+        known = self._holders.__getitem__
+        keys: list[int] = []
+        try:
+            stride = STRIDE
+            while len(keys := chain.upto(len(holders) + stride)) > len(holders):
+                holders.extend(map(known, keys[len(holders) :]))
+                stride = STRIDE if len(holders) < _FAR else _FAR
+        except KeyError:
+            pass  # nobody holds it; those before it are in the list
+        return Walk(keys, holders)
+
+
+def _starts(holders: list[Holders]) -> list[int]:
+    """Where others follow. Told by reference: to compare two tuples may take thousands of steps."""
+    starts = []
+    before: Holders = -1  # nobody's slot
+    for first in range(0, len(holders), STRIDE):
+        some = holders[first : first + STRIDE]
+        if some[-1] is before and some.count(before) == len(some):
+            continue  # as nearly always
+        for block, each in enumerate(some, first):
+            if each is not before:
+                starts.append(block)
+                before = each
+    return starts

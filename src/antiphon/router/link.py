@@ -132,10 +132,9 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        is_closed = self.load.draining or self.is_leaving or self._is_dying
-        is_doubtful = self.is_suspect or self.is_barred
-        is_open = self.info is not None and not is_closed and not is_doubtful
-        return is_open and len(self._outbox) < MAX_OUTBOX
+        if self.info is None or self.is_suspect or self.is_barred or self.is_leaving or self._is_dying:
+            return False
+        return not self.load.draining and len(self._outbox) < MAX_OUTBOX
 
     @property
     def num_open_answers(self) -> int:

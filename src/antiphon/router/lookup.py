@@ -7,10 +7,12 @@ not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Protocol
 
-from antiphon.router.holders import STRIDE, KeyChain, Run
+from antiphon.router.holders import STRIDE, KeyChain, Walk
+from antiphon.router.storehints import StoreHints
 
 _LOOKS = 2  # at so many holders for each one that is wanted: some have gaps
 
@@ -26,22 +28,32 @@ class Holder(Protocol):
 
 
 class Lookup:
-    """One chain's. `end`: the first block that no replica holds, and at the same time where `runs` end."""
+    """One chain's."""
 
     def __init__(
         self,
         chain: KeyChain,
-        walked: tuple[list[Run], int],
+        walk: Walk,
         replicas: Mapping[int, Holder],
         by_slot: Mapping[int, Holder],
-        store_run: Callable[[Sequence[int], int], int],
+        hints: StoreHints,
+        now: float,
     ) -> None:
         self._chain = chain
-        self._runs, self.end = walked
+        self._walk = walk
         self._replicas = replicas
         self._by_slot = by_slot
-        self._store_run = store_run
+        self._hints = hints
+        self._now = now
         self._spans: list[tuple[int, int]] = []  # runs of blocks that the store has, as far as asked for
+        self._asked: dict[int, int] = {}  # answers, by start: most candidates hold the same
+            int, int
+        ] = {}  # by where one began: most candidates hold as much
+
+    @property
+    def end(self) -> int:
+        """The first block that no replica holds, or the chain's end."""
+        return self._walk.end
 
     def holders(self, most: int, draw: float) -> list[tuple[int, int]]:
         """At most so many replicas with the longest leading runs of blocks, and how many; longest first.
@@ -50,46 +62,43 @@ class Lookup:
         blocks, and not all gateways should see the same ones.
         """
         found: dict[int, int] = {}
+        walk, by_slot = self._walk, self._by_slot
         looks = _LOOKS * most
-        for run in reversed(self._runs):
-            slots = run.slots
+        for start in reversed(walk.starts):
+            slots = walk.slots(start)
             first = int(draw * len(slots))
-            for place in range(len(slots)):
+            for place in range(first, first + len(slots)):
                 if looks == 0 or len(found) == most:
                     break
-                holder = self._by_slot.get(slots[(first + place) % len(slots)])
+                holder = by_slot.get(slots[place % len(slots)])
                 if holder is not None and holder.replica not in found:
                     looks -= 1
-                    num_blocks = self._local(holder)
+                    num_blocks = walk.leading(holder.held)
                     if num_blocks:
                         found[holder.replica] = num_blocks
-        return sorted(found.items(), key=lambda item: -item[1])
+        return sorted(found.items(), key=itemgetter(1), reverse=True)
 
     def local(self, replica: int) -> int:
         """Leading blocks that this replica holds itself, without a gap."""
         holder = self._replicas.get(replica)
-        return 0 if holder is None else self._local(holder)
+        return 0 if holder is None else self._walk.leading(holder.held)
 
     def in_store(self, start: int) -> int:
         """How many blocks from `start` on the store probably has, without a gap."""
-        for first, end in self._spans:
-            if first <= start < end:
-                return end - start
-        end = self._end_in_store(start)
-        self._spans.append((start, end))
-        return end - start
-
-    def _local(self, holder: Holder) -> int:
-        held = holder.held
-        for run in self._runs:
-            if run.key not in held:
-                return run.start
-        return self.end
+        num_blocks = self._asked.get(start)
+        if num_blocks is None:
+            num_blocks = self._asked[start] = self._end_in_store(start) - start
+        return num_blocks
 
     def _end_in_store(self, start: int) -> int:
-        end = start
-        while len(keys := self._chain.upto(end + STRIDE)) > end:
-            end = self._store_run(keys, end)
+        for first, end in self._spans:
+            if first <= start < end:
+                return end
+        chain, hints, end = self._chain, self._hints, start
+        while len(keys := chain.upto(end + STRIDE)) > end:
+            end = hints.run(keys, end, self._now)
             if end < len(keys):
                 break
+        if end > start:
+            self._spans.append((start, end))
         return end

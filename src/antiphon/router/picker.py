@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from antiphon.core.errors import NoReplica
-from antiphon.core.generation import Generation, Role
+from antiphon.core.generation import Generation
 from antiphon.router.link import WorkerLink
 from antiphon.router.policy import Policy
 from antiphon.router.split import Candidate, Plan, plan, takers
@@ -56,7 +56,7 @@ class Picker:
     def plan(self, generation: Generation) -> Pick:
         """The best worker for it, or two where that is cheaper. Raises NoReplica."""
         view = self._survey.view(generation)
-        if _has_roles(view):
+        if view.has_roles and view.states:
             made = plan(view.ask, _candidates(view))
             if made.prefill is not None and made.decode is not None:
                 return _pick_of_two(view, made, made.prefill, made.decode)
@@ -67,7 +67,7 @@ class Picker:
         return self._choose(generation, self._survey.view(generation, avoid))
 
     def _choose(self, generation: Generation, view: View) -> Pick:
-        if _has_roles(view):
+        if view.has_roles:
             view = view.only({c.state.replica for c in takers(view.ask, _candidates(view))})
         route = self._policy.choose(view.ask, view.states, view.overlaps, self._draw())
         if route is None:
@@ -86,11 +86,6 @@ def _candidates(view: View) -> list[Candidate]:
         assert info is not None  # a link that is down is in no view
         found.append(Candidate(state, overlap, info.role, info.namespace))
     return found
-
-
-def _has_roles(view: View) -> bool:
-    infos = [view.links[state.replica].info for state in view.states]
-    return any(info is not None and info.role is not Role.BOTH for info in infos)
 
 
 def _pick_of_two(view: View, made: Plan, prefill: int, decode: int) -> Pick:

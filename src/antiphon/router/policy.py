@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Protocol
 
 import msgspec
@@ -98,15 +99,13 @@ class Route(msgspec.Struct, frozen=True):
 
     def text(self, name_of: Callable[[int], str]) -> str:
         """For a header or a log line: `w3 prefix 0.412; w7 0.930, w1 1.250`: then the next best."""
-        costs = dict(self.costs)
         taken = f"{name_of(self.replica)} {self.reason}"
-        if self.replica not in costs:
+        seconds = dict(self.costs).get(self.replica)
+        if seconds is None:
             return taken
-        others = sorted((seconds, r) for r, seconds in self.costs if r != self.replica)[:_MOST_NAMED]
-        text = f"{taken} {costs[self.replica]:.3f}"
-        if others:
-            text += "; " + ", ".join(f"{name_of(r)} {seconds:.3f}" for seconds, r in others)
-        return text
+        best = sorted(self.costs, key=itemgetter(1))[: _MOST_NAMED + 1]
+        others = [f"{name_of(r)} {other_s:.3f}" for r, other_s in best if r != self.replica][:_MOST_NAMED]
+        return f"{taken} {seconds:.3f}" + ("; " if others else "") + ", ".join(others)
 
 
 _MOST_NAMED = 3

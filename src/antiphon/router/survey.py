@@ -40,6 +40,7 @@ class View:
     links: Mapping[int, WorkerLink]  # by replica
     states: Sequence[ReplicaState]
     overlaps: Sequence[Overlap]
+    has_roles: bool = False  # False: every worker is for both, prompts and answers
 
     def only(self, replicas: Collection[int]) -> View:
         """These candidates alone."""
@@ -49,6 +50,7 @@ class View:
             self.links,
             [self.states[place] for place in kept],
             [self.overlaps[place] for place in kept],
+            self.has_roles,
         )
 
 
@@ -144,7 +146,8 @@ class Survey:
         states = self._ready(model, holders, barred) or self._ready(model, holders, ())
         block_tokens = next(iter(lookups)).block_tokens
         overlaps = self._overlaps(lookups, states, dict(held))
-        return View(_ask(generation, block_tokens), self._links, states, overlaps)
+        has_roles = model.by_role.keys() != {Role.BOTH}
+        return View(_ask(generation, block_tokens), self._links, states, overlaps, has_roles)
 
     def _overlaps(
         self, lookups: Mapping[Family, Lookup], states: Sequence[ReplicaState], held: Mapping[int, int]
