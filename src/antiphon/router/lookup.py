@@ -47,8 +47,6 @@ class Lookup:
         self._now = now
         self._spans: list[tuple[int, int]] = []  # runs of blocks that the store has, as far as asked for
         self._asked: dict[int, int] = {}  # answers, by start: most candidates hold the same
-            int, int
-        ] = {}  # by where one began: most candidates hold as much
 
     @property
     def end(self) -> int:
