@@ -19,7 +19,6 @@ from antiphon.kv.admin import open_admin
 
 HELP = "Delete blocks from the store: a namespace's, a tenant's, or all."
 EXAMPLE = "  antiphon kv clear --tenant acme\n  antiphon kv clear --all --yes"
-_DELETE_TIMEOUT_S = 30.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,12 +38,15 @@ def run(args: argparse.Namespace) -> int:
     url, match = place.needed_store(), place.match()
     if not args.yes and not _is_sure(args, url):
         return 1
-    num_deleted = 0
-    with open_admin(url) as admin:
-        for blocks in scan_blocks(admin, match):
-            num_deleted += admin.delete(list(blocks))
+    num_deleted = clear(url, match)
     print(json.dumps({"num_deleted": num_deleted}) if args.json else f"{num_deleted} blocks deleted")
     return 0
+
+
+def clear(url: str, match: str) -> int:
+    """Delete the blocks that match; how many there were. Raises StoreFault."""
+    with open_admin(url) as admin:
+        return sum(admin.delete(list(blocks)) for blocks in scan_blocks(admin, match))
 
 
 def _is_sure(args: argparse.Namespace, url: str) -> bool:

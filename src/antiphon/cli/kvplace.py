@@ -122,13 +122,26 @@ class Place:
 
     def tenants(self) -> Tenants:
         """The tenants of the gateway's database."""
+        return Tenants.load(self.database(), self._scope_secret())
+
+    def database(self) -> str:
+        """The URL of the gateway's database."""
+        return database.database_of(self._places, self._environ)
+
+    def match_erased(self, tenant_id: str) -> str:
+        """A pattern for the keys of all blocks of a tenant, which need not be known any more."""
+        return match_blocks(scope_tag=Tenants.tag_of_id(self._scope_secret(), tenant_id))
+
+    def _scope_secret(self) -> bytes:
+        return database.scope_secret_of(self._places, self._environ)
+
+    @functools.cached_property
+    def _places(self) -> argparse.Namespace:
+        """Database and secret as was said, else those of the run here."""
         url, file = database.said_database(self._args, self._environ), self._args.scope_secret_file
         if (url is None or file is None) and self.run is not None:
             url, file = url or self.run.database, file or _path(self.run.scope_secret_file)
-        said = argparse.Namespace(database=url, scope_secret_file=file)
-        return Tenants.load(
-            database.database_of(said, self._environ), database.scope_secret_of(said, self._environ)
-        )
+        return argparse.Namespace(database=url, scope_secret_file=file)
 
     def match(self) -> str:
         """A pattern for the keys of the blocks that were chosen."""

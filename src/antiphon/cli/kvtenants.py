@@ -47,6 +47,11 @@ class Tenants:
         """What the keys of its blocks hold. Raises BadRequest."""
         return scope_tag(self._maker.tenant_part(self._id(name)))
 
+    @staticmethod
+    def tag_of_id(secret: bytes, tenant_id: str) -> bytes:
+        """The same of a tenant that is known by its id, there or erased."""
+        return scope_tag(ScopeMaker(secret).tenant_part(tenant_id))
+
     def name_of(self, tag: bytes) -> str:
         """The tenant's name; the tag in hex where it is not known here."""
         return self._names.get(tag, tag.hex())

@@ -22,7 +22,8 @@ from antiphon.core.errors import AntiphonError
 COMMANDS = {
     "serve": "start workers and a gateway on this machine",
     "chat": "talk to a model in the terminal",
-    "keys": "create, list and revoke the keys of callers",
+    "keys": "create, list, change and revoke the keys of callers",
+    "tenants": "create, list and erase tenants",
     "usage": "show what was used, and what it costs",
     "doctor": "check this machine and say what to do",
     "fleet": "list the workers that gateways find",
