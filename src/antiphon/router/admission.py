@@ -10,8 +10,10 @@ refused, unless another has more than its due: a less urgent class above its sha
 its share where one's own is below, or a heavier tenant of the same class. The newest request of the heaviest
 tenant there is displaced.
 
-A request that would wait longer than its time or its class's longest wait is refused when it comes: by
-the tokens before it and the rate at which they start.
+A request that would wait too long is refused when it comes: by the tokens before it and the rate at which
+they start. Too long is most of its time, or of its class's longest wait. Where its class has waited without a
+break for a tenth of that, a twentieth is too long: a queue that empties again carries a burst over and is
+worth waiting in, one that stands only makes everybody late.
 
 Invariants: a ticket that joined leaves in exactly one way: taken, left or displaced; bounds hold after each
 call; a class with waiters gets its share of what starts, less one request. No clock and no chance of its
@@ -37,7 +39,10 @@ LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 60.0
 
 SHARES = {Priority.INTERACTIVE: 0.7, Priority.DEFAULT: 0.2, Priority.BATCH: 0.1}
-LONGEST_WAIT_S = {Priority.INTERACTIVE: 10.0, Priority.DEFAULT: 30.0, Priority.BATCH: 600.0}
+LONGEST_WAIT_S = {Priority.INTERACTIVE: 10.0, Priority.DEFAULT: 30.0, Priority.BATCH: 120.0}
+STANDING_AFTER = 0.1  # of the longest wait
+STANDING_SHARE = 0.05
+CAUTION = 0.75  # of a time that may be waited, what an estimate may say
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class AdmissionQueue:
         self.bounds = bounds
         self.lanes = {priority: Lane() for priority in Priority}
         self._earned = dict.fromkeys(Priority, 0.0)  # tokens that a class may start before more urgent ones
+        self._since_s = dict.fromkeys(Priority, 0.0)  # when the class began to wait
         self._rate = ServiceRate()
 
     def __len__(self) -> int:
@@ -70,13 +76,16 @@ class AdmissionQueue:
         left_s = ticket.deadline_s - now_s
         if left_s <= 0:
             raise expired()
-        if self.wait_s(ticket) > min(left_s, self.bounds.longest_wait_s[ticket.priority]):
+        if self.wait_s(ticket) > min(CAUTION * left_s, self._longest_s(ticket.priority, now_s)):
             raise self.busy(ticket, WAIT_TOO_LONG, draw)
         ticket.weight = 1 / self.bounds.num_requests + ticket.num_tokens / self.bounds.num_tokens
         displaced = self._make_room(ticket)
         if displaced is None:
             raise self.busy(ticket, QUEUE_FULL, draw)
-        self.lanes[ticket.priority].join(ticket)
+        lane = self.lanes[ticket.priority]
+        if not lane:
+            self._since_s[ticket.priority] = now_s
+        lane.join(ticket)
         self._rate.begin(now_s)
         return displaced
 
@@ -91,12 +100,10 @@ class AdmissionQueue:
         own = ticket.priority
         self.lanes[own].take(ticket)
         for priority, lane in self.lanes.items():
-            if not lane:
-                self._earned[priority] = 0.0
-            elif priority is own:
-                self._earned[own] = max(self._earned[own] - ticket.num_tokens, 0.0)
-            else:
-                self._earned[priority] += SHARES[priority] * ticket.num_tokens
+            earned = self._earned[priority] + SHARES[priority] * ticket.num_tokens
+            if priority is own:
+                earned = max(earned - ticket.num_tokens, 0.0)
+            self._earned[priority] = earned if lane else 0.0
         if ticket.arrived_s < now_s:
             self._rate.started(ticket.num_tokens, now_s)
         if not len(self):
@@ -133,6 +140,12 @@ class AdmissionQueue:
         error.retry_after_s = min(max(self.wait_s(ticket), LEAST_RETRY_S) * (1 + draw), MOST_RETRY_S)
         return error
 
+    def _longest_s(self, priority: Priority, now_s: float) -> float:
+        """The longest wait that is worth it now."""
+        longest_s = self.bounds.longest_wait_s[priority]
+        stands_s = now_s - self._since_s[priority] if self.lanes[priority] else 0.0
+        return longest_s * (STANDING_SHARE if stands_s > STANDING_AFTER * longest_s else CAUTION)
+
     def _make_room(self, ticket: Ticket) -> list[Ticket] | None:
         """Whom to displace, displaced already; None, and nobody is, where that is not enough."""
         victims: list[Ticket] = []
@@ -153,7 +166,7 @@ class AdmissionQueue:
 
     def _victim(self, ticket: Ticket) -> Ticket | None:
         own = ticket.priority
-        is_below = not self._has_more_than_its_share(own)
+        is_below = self._over_its_share(own) < 0
         for priority in reversed(Priority):
             lane = self.lanes[priority]
             if priority is own:
@@ -162,13 +175,14 @@ class AdmissionQueue:
                     weight = lane.weight_of(ticket.tenant) + ticket.weight
                     if lane.weight_of(heaviest.tenant) > weight:
                         return heaviest
-            elif self._has_more_than_its_share(priority) and (priority > own or is_below):
+            elif self._over_its_share(priority) > 0 and (priority > own or is_below):
                 return lane.heaviest()
         return None
 
-    def _has_more_than_its_share(self, priority: Priority) -> bool:
+    def _over_its_share(self, priority: Priority) -> float:
+        """How much more of what the queue holds is of this class than its due; below 0: less."""
         total = sum(lane.weight for lane in self.lanes.values())
-        return self.lanes[priority].weight > SHARES[priority] * total
+        return self.lanes[priority].weight - SHARES[priority] * total
 
     def _remove(self, ticket: Ticket) -> None:
         lane = self.lanes[ticket.priority]
