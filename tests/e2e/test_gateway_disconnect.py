@@ -29,7 +29,7 @@ async def posted(
     base: dict[str, object] = {"model": "scripted"}
     base |= {"messages": HELLO} if "chat" in path else {"prompt": "hello"}
     body = json.dumps(base | fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=64 * 2**20)
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     try:
@@ -134,7 +134,7 @@ async def test_half_a_request() -> None:
     async with gateway(worker) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
         )
         await writer.drain()

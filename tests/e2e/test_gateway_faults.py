@@ -177,7 +177,7 @@ async def stream_through(worker: LoopbackWorker, drain_s: float, folder: Path) -
         reader, writer = await asyncio.open_connection("127.0.0.1", await ready)
         body = b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"stream":true}'
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         yield Stopping(serving, ready.result(), reader, await worker.submits.get())

@@ -103,7 +103,7 @@ async def test_leaving_frees_the_engine(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", made.gateway.port)
         data = json.dumps(body).encode()
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
         )
         await reader.readuntil(b'"content":')

@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_routing_option(made)
     add_patience_options(made)
     options.add_proxy_option(made)
+    options.add_cors_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
     options.add_process_options(made)
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         scope_secret=database.scope_secret_of(args, os.environ),
         public_systems=database.public_systems_of(args),
         behind_proxy=args.behind_proxy,
+        cors_origins=tuple(args.cors_origin),
     )
     reporter = Reporter("gateway", args.host, supervised=args.supervised)
     log = configure_logging(level=args.log_level)

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from antiphon.core.cores import usable_cores
 from antiphon.core.errors import BadRequest
+from antiphon.gateway.cors import check_origin
 from antiphon.router.rivals import PolicyName
 
 DEFAULT_MODEL = "smollm2"
@@ -87,6 +88,31 @@ def add_proxy_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a proxy in front checks who may call: allow a --host that others reach before there are keys",
     )
+
+
+def origin(text: str) -> str:
+    """An argparse type: the origin of a web page."""
+    try:
+        return check_origin(text)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def add_cors_option(parser: argparse.ArgumentParser) -> None:
+    """Whose web pages may ask."""
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        type=origin,
+        metavar="ORIGIN",
+        help="pages of this origin (https://HOST[:PORT]; * for all) may read answers; may stand repeatedly",
+    )
+
+
+def cors_arguments(args: argparse.Namespace) -> list[str]:
+    """That option as a command line again, for a gateway that `serve` starts."""
+    return [part for origin in args.cors_origin for part in ("--cors-origin", origin)]
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_routing_option(made)
     add_patience_options(made)
     options.add_proxy_option(made)
+    options.add_cors_option(made)
     database.add_database_option(made)
     database.add_scope_options(made)
     options.add_engine_options(made)
@@ -183,12 +184,13 @@ class _Serve:
     def _gateway(self, workers: Sequence[SupervisedCommand], redis: _Redis) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
+        pages = options.cors_arguments(self._args)
         routing = ["--routing", self._args.routing, *patience_arguments(self._args)]
         callers = database.gateway_arguments(self._args)
         return self._command(
             CommandSettings(
                 name="gateway",
-                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *routing, *callers],
+                command=[*ANTIPHON, "gateway", *self._common, *urls, *proxy, *pages, *routing, *callers],
                 environ={
                     kvoptions.CONTROL_VARIABLE: redis.control,
                     **database.gateway_environ(self._args, os.environ),

@@ -20,7 +20,6 @@ from antiphon.gateway.access import Access, Guarded
 from antiphon.gateway.admission import Admission
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.chat import ChatCompletions
-from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.completions import Completions
 from antiphon.gateway.desk import Desk
 from antiphon.gateway.errors import raise_ours
@@ -88,9 +87,7 @@ class Metrics:
         await Response(self._gauges.render(), media_type=CONTENT_TYPE)(scope, receive, send)
 
 
-def build_app(
-    desk: Desk, models: ServedModels, callers: Callers, tokens: ClientTokens, gauges: Gauges
-) -> Starlette:
+def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges) -> Starlette:
     """All routes behind all middleware."""
     document, health = msgspec.json.encode(openapi_document()), msgspec.json.encode(Health())
     routes = [
@@ -98,12 +95,13 @@ def build_app(
         *_v1("/completions", "POST", Guarded(Completions(desk), Access.CLIENT)),
         *_v1("/models", "GET", Guarded(ListModels(models), Access.CLIENT)),
         *_v1("/models/{model:path}", "GET", Guarded(ShowModel(models), Access.CLIENT)),
-        *_v1("/client_tokens", "POST", Guarded(MintClientToken(tokens, models), Access.KEY)),
+        *_v1("/client_tokens", "POST", Guarded(MintClientToken(callers.tokens, models), Access.KEY)),
         *_both("/openapi.json", "/openapi.json", "GET", Guarded(Fixed(document), Access.CALLER)),
         *_both("/health", "/health", "GET", Guarded(Fixed(health), Access.OPEN)),
         *_both("/metrics", "/metrics", "GET", Guarded(Metrics(gauges), Access.OPEN)),
     ]
     middleware = [
+        *callers.origins.middleware(),
         Middleware(AccountMiddleware, log=desk.log, metrics=gauges.metrics),
         Middleware(ErrorMiddleware, log=desk.log),
         Middleware(HostMiddleware),

@@ -10,6 +10,9 @@ OpenAI's SDKs always send some key, so before the first key is created any is ta
 counts as existing when it is revoked too: revoking the last one opens nothing. Where the database does
 not answer, a request that brings a key gets a 503.
 
+Who needs no key on loopback is a program of this machine, not a page of somebody else's in its browser:
+where Host or Origin say otherwise it is a 403, unless a proxy in front checks callers.
+
 A client token is good while it has not ended and its key is good; it never may more than its key may then.
 What begins like a token is one, or is wrong: also where any other key is taken.
 """
@@ -17,14 +20,16 @@ What begins like a token is one, or is wrong: also where any other key is taken.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from antiphon.core.errors import BadRequest, Unauthorized
+from antiphon.core.errors import BadRequest, Forbidden, Unauthorized
 from antiphon.core.grant import FULL_GRANT, Grant, Meter
 from antiphon.gateway.clienttokens import ClientTokens, is_client_token
+from antiphon.gateway.cors import Origins
 from antiphon.gateway.keyring import KeyRing
 from antiphon.store.names import LOCAL_TENANT
 
@@ -50,23 +55,34 @@ class Caller:
 
 
 LOCAL = Caller(LOCAL_TENANT, LOCAL_TENANT)
+_PORT = re.compile(r":[0-9]+\Z")
 _NO_KEY = "?"  # presented in another way than ours: never a good key, but not nothing either
 
 
 class Callers:
     """Tells callers by what they present."""
 
-    def __init__(self, ring: KeyRing, tokens: ClientTokens, *, is_loopback: bool) -> None:
+    def __init__(
+        self,
+        ring: KeyRing,
+        tokens: ClientTokens,
+        origins: Origins,
+        *,
+        is_loopback: bool,
+        behind_proxy: bool = False,
+    ) -> None:
         self._ring = ring
-        self._tokens = tokens
+        self.tokens = tokens
+        self.origins = origins
         self._is_loopback = is_loopback
+        self._behind_proxy = behind_proxy
 
     async def identify(self, scope: Scope) -> Caller:
-        """Who sent this request. Raises Unauthorized, StoreUnavailable."""
+        """Who sent this request. Raises Unauthorized, Forbidden, StoreUnavailable."""
         presented = _presented(scope)
         if presented == "":
             if self._is_loopback or not self._ring.has_keys:
-                return LOCAL
+                return self._local(scope)
             raise Unauthorized(
                 "You did not provide an API key. Send it in the Authorization header: 'Authorization: Bearer "
                 "YOUR_KEY'."
@@ -77,11 +93,16 @@ class Callers:
         if owner is not None and not owner.is_revoked:
             return Caller(owner.tenant_id, owner.tenant, owner.key_id, owner.grant)
         if owner is None and not self._ring.has_keys:
-            return LOCAL
+            return self._local(scope)
         raise _wrong_key()
 
+    def _local(self, scope: Scope) -> Caller:
+        if self._is_loopback and not self._behind_proxy:
+            _require_local(scope, self.origins)
+        return LOCAL
+
     async def _holder(self, token: str) -> Caller:
-        claims = self._tokens.read(token)
+        claims = self.tokens.read(token)
         owner = None if claims is None else await self._ring.owner_by_id(claims.key_id)
         if claims is None or owner is None or owner.is_revoked:
             raise _wrong_key()
@@ -107,6 +128,23 @@ def require_guard(host: str, *, has_keys: bool, behind_proxy: bool) -> None:
             "Create one with: antiphon keys create. Or stay on 127.0.0.1, or put a proxy that checks callers "
             "in front and say --behind-proxy."
         )
+
+
+def _require_local(scope: Scope, origins: Origins) -> None:
+    """Raises Forbidden where a page asks that is not of this server or of an allowed origin.
+
+    A page of a name that was pointed at this machine (DNS rebinding) shows that name as Host and Origin.
+    """
+    headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
+    host = headers.get(b"host", "localhost")  # HTTP/1.0 comes without one
+    if not is_loopback(_PORT.sub("", host).strip("[]")):
+        raise Forbidden(
+            "Without a key this server answers this machine alone, under its own address or as localhost. "
+            "Send a key (antiphon keys create makes one)."
+        )
+    origin = headers.get(b"origin")
+    if origin not in (None, f"http://{host}", f"https://{host}") and not origins.allow(origin or ""):
+        raise Forbidden("Pages of this origin may not ask this server; its operator may allow some.")
 
 
 def _wrong_key() -> Unauthorized:

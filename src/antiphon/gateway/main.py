@@ -23,6 +23,7 @@ from antiphon.gateway.admission import Admission
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.clienttokens import ClientTokens
+from antiphon.gateway.cors import Origins
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
@@ -71,6 +72,7 @@ class GatewaySettings:
     scope_secret: bytes = field(repr=False)  # shared by the gateways of a fleet
     public_systems: tuple[str, ...] = ()  # system prompts whose KV all tenants may share
     behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
+    cors_origins: tuple[str, ...] = ()  # of pages that may read answers
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0
     queue: QueueBounds = field(default_factory=QueueBounds)
@@ -137,9 +139,14 @@ async def _serve_callers(
         prices = {entry.name: entry.price for entry in settings.models}
         book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
         desk.check_in.add(book.open)
-        tokens = ClientTokens(settings.scope_secret)
-        callers = Callers(ring, tokens, is_loopback=is_loopback(settings.host))
-        app = build_app(desk, models, callers, tokens, Gauges(metrics, dispatcher, upstreams, admission))
+        callers = Callers(
+            ring,
+            ClientTokens(settings.scope_secret),
+            Origins(settings.cors_origins),
+            is_loopback=is_loopback(settings.host),
+            behind_proxy=settings.behind_proxy,
+        )
+        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams, admission))
         registry = _registry(settings, dispatcher, metrics, log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from antiphon.core.errors import AntiphonError, BadRequest, StoreUnavailable, Unauthorized
+from antiphon.core.errors import AntiphonError, BadRequest, Forbidden, StoreUnavailable, Unauthorized
 from antiphon.gateway.callers import LOCAL, Caller, Callers, is_loopback, require_guard
 from antiphon.gateway.clienttokens import LEEWAY_S, Claims, ClientTokens
+from antiphon.gateway.cors import Origins
 from antiphon.store.keys import KeyOwner
 
 GOOD, REVOKED, OTHER = b"Bearer good", b"Bearer revoked", b"Bearer other"
@@ -46,12 +47,12 @@ class Ring:
 
 
 def _scope(*authorizations: bytes) -> Scope:
-    headers = [(b"host", b"x"), *((b"authorization", value) for value in authorizations)]
+    headers = [(b"host", b"127.0.0.1:8000"), *((b"authorization", value) for value in authorizations)]
     return {"type": "http", "headers": headers}
 
 
 async def _identify(ring: Ring, loopback: bool, *authorizations: bytes) -> Caller:
-    callers = Callers(ring, TOKENS, is_loopback=loopback)  # type: ignore[arg-type]  # a ring by its shape
+    callers = Callers(ring, TOKENS, Origins(["https://app.example"]), is_loopback=loopback)  # type: ignore[arg-type]  # a ring by its shape
     return await callers.identify(_scope(*authorizations))
 
 
@@ -217,3 +218,64 @@ async def test_bad_tokens_are_wrong_keys(header: bytes, has_keys: bool) -> None:
 async def test_token_waits_for_the_database_too() -> None:
     """Where nobody knows whether its key stands, a token is not taken."""
     assert await _identified(True, None, _token()) == StoreUnavailable
+
+
+async def _page(
+    host: bytes, origin: bytes | None = None, *, behind_proxy: bool = False, loopback: bool = True
+) -> object:
+    """Who a request with this Host and Origin is, without a key, where there are none."""
+    headers = [(b"host", host), *([] if origin is None else [(b"origin", origin)])]
+    callers = Callers(
+        Ring(False),  # type: ignore[arg-type]  # a ring by its shape
+        TOKENS,
+        Origins(["https://app.example"]),
+        is_loopback=loopback,
+        behind_proxy=behind_proxy,
+    )
+    try:
+        return await callers.identify({"type": "http", "headers": headers})
+    except AntiphonError as error:
+        return type(error)
+
+
+OWN = [
+    (b"127.0.0.1:8000", None),
+    (b"localhost", None),
+    (b"LOCALHOST:8000", b"http://localhost:8000"),
+    (b"[::1]:8000", b"http://[::1]:8000"),
+    (b"127.0.0.1:8443", b"https://127.0.0.1:8443"),
+    (b"127.0.0.1:8000", b"https://app.example"),
+]
+FOREIGN = [
+    (b"127.0.0.1:8000", b"https://evil.example"),
+    (b"127.0.0.1:8000", b"http://127.0.0.1:3000"),  # another server of this machine
+    (b"127.0.0.1:8000", b"null"),
+    (b"127.0.0.1:8000", b""),
+    (b"evil.example:8000", b"http://evil.example:8000"),  # a name that was pointed here
+    (b"evil.example", None),
+    (b"127.0.0.1.evil.example", None),
+    (b"localhost.evil.example:8000", b"http://localhost.evil.example:8000"),
+    (b"10.0.0.7:8000", b"http://10.0.0.7:8000"),
+]
+
+
+@pytest.mark.parametrize(("host", "origin"), OWN)
+async def test_programs_and_pages_of_this_machine(host: bytes, origin: bytes | None) -> None:
+    """They need no key, under any name that can mean this machine alone; nor do pages that were allowed."""
+    assert await _page(host, origin) == LOCAL
+
+
+@pytest.mark.parametrize(("host", "origin"), FOREIGN)
+async def test_pages_of_others(host: bytes, origin: bytes | None) -> None:
+    """They are refused, however the browser was led here; where a proxy checks callers, that is its part."""
+    assert await _page(host, origin) == Forbidden
+    assert await _page(host, origin, behind_proxy=True) == LOCAL
+    assert await _page(host, origin, behind_proxy=True, loopback=False) == LOCAL
+
+
+@pytest.mark.parametrize(("host", "origin"), FOREIGN)
+async def test_a_key_comes_from_anywhere(host: bytes, origin: bytes | None) -> None:
+    """Who shows a key is no browser that was tricked: no page has one that was not given it."""
+    headers = [(b"host", host), (b"authorization", GOOD), *([] if origin is None else [(b"origin", origin)])]
+    callers = Callers(Ring(True), TOKENS, Origins(), is_loopback=True)  # type: ignore[arg-type]  # as above
+    assert await callers.identify({"type": "http", "headers": headers}) == ACME
