@@ -175,6 +175,23 @@ def test_a_deadline_ends_an_answer(make_generation: Make) -> None:
     assert {answers[name, 0][-1].finish for name in "ab"} == {Terminal.DEADLINE}
 
 
+def test_what_ends_while_it_waits_is_never_computed(make_generation: Make) -> None:
+    """Neither one whose time ran out nor one whose client left costs a token: not of its prompt either."""
+    clock = VirtualClock()
+    engine = engine_with(clock=clock, max_sequences=1)
+    engine.add(make_generation("a", [1, 2, 3], max_tokens=4))
+    engine.add(make_generation("late", list(range(40, 60)), timeout_s=5.0))
+    engine.add(make_generation("left", list(range(70, 90))))
+    engine.step()
+    engine.abort("left")
+    clock.advance(6.0)
+    answers = run(engine)
+    assert answers["late", 0][-1].finish is Terminal.DEADLINE
+    assert answers["left", 0][-1].finish is Terminal.ABORTED
+    assert engine.counters.prefill_tokens == 3
+    assert engine.counters.decode_tokens == 4
+
+
 def test_a_failed_step_fails_its_sequences_and_no_others(make_generation: Make) -> None:
     """The engine goes on: what waits is served by the next step."""
 
