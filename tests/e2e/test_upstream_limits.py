@@ -7,24 +7,46 @@ import socket
 
 import pytest
 
+from antiphon.core.generation import Priority
+from antiphon.router.admission import QueueBounds
 from support.gateways import Gateway, events_of
 from support.upstreams import DONE, Reply, UpstreamServer, delta, fails, in_front_of, says
 
+NO_WAIT = dict.fromkeys(Priority, 0.01)
 
-async def test_more_than_it_may_have_at_once_is_busy() -> None:
-    """The bound counts requests that are on their way; one more is a 429 with Retry-After."""
+
+async def test_more_than_it_may_have_at_once_waits_here() -> None:
+    """The bound counts requests that are on their way; one more is sent when one of them has ended."""
     gate = asyncio.Event()
     server = UpstreamServer(Reply([gate, *says("hello").parts]))
     async with in_front_of(server, max_in_flight=2) as running:
         first = [asyncio.create_task(running.chat(model="far")) for _ in range(2)]
         for _ in first:
             await server.arrived.get()
-        third = await running.chat(model="far")
-        assert third.status_code == 429 and third.headers["retry-after"] == "1"
+        third = asyncio.create_task(running.chat(model="far"))
+        while (
+            'antiphon_queue_requests{class="interactive"} 1.0'
+            not in (await running.client.get("/metrics")).text
+        ):
+            pass  # asking has waited
+        assert len(server.asked) == 2
         gate.set()
-        assert [(await each).status_code for each in first] == [200, 200]
-        assert (await running.chat(model="far")).status_code == 200
+        assert [(await each).status_code for each in (*first, third)] == [200, 200, 200]
     assert len(server.asked) == 3
+
+
+async def test_more_than_may_wait_is_busy() -> None:
+    """429 at once, and nothing is sent."""
+    gate = asyncio.Event()
+    server = UpstreamServer(Reply([gate, *says("hello").parts]))
+    async with in_front_of(server, max_in_flight=1, queue=QueueBounds(longest_wait_s=NO_WAIT)) as running:
+        first = asyncio.create_task(running.chat(model="far"))
+        await server.arrived.get()
+        second = await running.chat(model="far")
+        assert (second.status_code, len(server.asked)) == (429, 1)
+        assert second.headers["x-antiphon-dropped-reason"] == "rejected-wait-too-long"
+        gate.set()
+        assert (await first).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -28,6 +28,7 @@ from antiphon.core.wire import (
     Abort,
     Blocks,
     Down,
+    Forget,
     Frame,
     Hello,
     Resync,
@@ -38,7 +39,7 @@ from antiphon.core.wire import (
 
 SECRET = "a secret of these tests"
 HEARTBEAT_S = 0.05
-IDLE = Load(0, 0, 0, 0, 8, 0, 0)
+IDLE = Load(0, 0, 0, 0, 4096, 0, 0)
 
 
 def worker_info(model: str = "scripted", **fields: object) -> WorkerInfo:
@@ -52,8 +53,8 @@ def worker_info(model: str = "scripted", **fields: object) -> WorkerInfo:
         "version": "1",
         "context_tokens": 4096,
         "block_tokens": 32,
-        "num_blocks": 8,
-        "max_sequences": 8,
+        "num_blocks": 4096,
+        "max_sequences": 256,  # gateways hold nothing back from it
     }
     return WorkerInfo(**(values | fields))
 
@@ -145,6 +146,8 @@ class LoopbackWorker:
         self.submits: asyncio.Queue[Generation] = asyncio.Queue()
         self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
         self.resyncs: asyncio.Queue[Session] = asyncio.Queue()  # who was asked
+        self.forgets: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.takes_forget = True
         self.life = 1
         self.first_words: list[Blocks] = []  # said to each gateway after the Hello
         self.sessions: list[Session] = []
@@ -177,7 +180,7 @@ class LoopbackWorker:
         self.sessions.append(session)
         tasks: dict[str, asyncio.Task[None]] = {}
         with contextlib.suppress(ConnectionClosed):
-            await socket.send(encoder.encode(Hello(self.protocol, self.info, self.life)))
+            await socket.send(encoder.encode(Hello(self.protocol, self.info, self.life, self.takes_forget)))
             for blocks in self.first_words:
                 await session.tell(blocks)
             beat = asyncio.create_task(self._beat(session))
@@ -194,6 +197,8 @@ class LoopbackWorker:
     def _take(self, message: Down, session: Session, tasks: dict[str, asyncio.Task[None]]) -> None:
         if isinstance(message, Resync):
             self.resyncs.put_nowait(session)
+        elif isinstance(message, Forget):
+            self.forgets.put_nowait(message.tenants)
         elif isinstance(message, Submit):
             generation = message.generation
             self.submits.put_nowait(generation)

@@ -159,7 +159,7 @@ class UpstreamServer:
 @contextlib.asynccontextmanager
 async def in_front_of(server: UpstreamServer, **fields: Any) -> AsyncIterator[Gateway]:
     """A gateway without workers whose model `far` is this server; it listens inside the block."""
-    settings = {name: fields.pop(name) for name in ("request_timeout_s",) if name in fields}
+    settings = {name: fields.pop(name) for name in ("request_timeout_s", "queue") if name in fields}
     async with contextlib.AsyncExitStack() as stack:
         if not server.port:
             await stack.enter_async_context(server.running())
