@@ -56,7 +56,7 @@ async def test_nobody_serves_the_model() -> None:
 
 async def test_work_is_spread() -> None:
     """Requests that arrive together do not all go to one worker."""
-    workers = [LoopbackWorker(silent), LoopbackWorker(silent)]
+    workers = [LoopbackWorker(silent, worker_info(max_sequences=8)) for _ in range(2)]
     async with dispatcher(*workers) as made:
         answers = [made.start(make_generation(str(number))) for number in range(10)]
         for _ in range(5):
