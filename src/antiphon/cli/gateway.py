@@ -11,6 +11,7 @@ from antiphon.cli import database, kvoptions, options
 from antiphon.cli.models import find_model, read_catalogue, routed_models, upstream_keys
 from antiphon.cli.patience import add_patience_options, patience_of
 from antiphon.cli.process import Reporter, run_process
+from antiphon.cli.queue import add_queue_options, queue_of
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.main import GatewaySettings, run_gateway
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_listen_options(made, options.PORT)
     options.add_routing_option(made)
     add_patience_options(made)
+    add_queue_options(made)
     options.add_proxy_option(made)
     options.add_cors_option(made)
     database.add_database_option(made)
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         upstream_keys=upstream_keys(models, os.environ),
         routing=PolicyName(args.routing),
         patience=patience_of(args),
+        queue=queue_of(args),
         host=args.host,
         port=args.port,
         secret=options.read_secret(args.secret_file),

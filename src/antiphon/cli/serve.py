@@ -29,6 +29,7 @@ from antiphon.cli.console import Console
 from antiphon.cli.models import find_own_model
 from antiphon.cli.patience import add_patience_options, patience_arguments
 from antiphon.cli.process import address_error
+from antiphon.cli.queue import add_queue_options, queue_arguments
 from antiphon.cli.redisserver import NoServer, RedisServer, RedisSettings, find_server
 from antiphon.cli.runfolder import RunCard, run_folder
 from antiphon.cli.state import state_folder
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_listen_options(made, options.PORT)
     options.add_routing_option(made)
     add_patience_options(made)
+    add_queue_options(made)
     options.add_proxy_option(made)
     options.add_cors_option(made)
     database.add_database_option(made)
@@ -186,6 +188,7 @@ class _Serve:
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
         pages = options.cors_arguments(self._args)
         routing = ["--routing", self._args.routing, *patience_arguments(self._args)]
+        routing += queue_arguments(self._args)
         callers = database.gateway_arguments(self._args)
         return self._command(
             CommandSettings(
