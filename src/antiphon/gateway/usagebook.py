@@ -107,6 +107,7 @@ class UsageBook:
             id=account.request_id,
             tenant_id=caller.tenant_id,
             key_id=caller.key_id,
+            client_token_id=None if caller.token is None else caller.token.id,
             gateway_id=self.gateway_id,
             model=request.model[:MODEL_CHARACTERS],
             endpoint="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
