@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -42,7 +42,7 @@ class Refusal:
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 _Client: TypeAlias = "Redis | RedisCluster"
-Reply: TypeAlias = "bytes | int | list[Reply] | Refusal | None"
+Reply: TypeAlias = "bytes | int | list[Reply] | dict[bytes, bytes] | Refusal | None"
 
 
 class ControlRedis:
@@ -64,15 +64,27 @@ class ControlRedis:
         """
         is_sound = False
         try:
-            async with asyncio.timeout(timeout_s):
-                replies = await self._run(commands)
+            with _faults(timeout_s):
+                async with asyncio.timeout(timeout_s):
+                    replies = await self._run(commands)
             is_sound = not any(map(_is_loss, replies))
-        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            raise ControlFault(_text(error) or f"no answer within {timeout_s:g} s") from error
         finally:
             if not is_sound:
                 await self.close()
         return [Refusal(_text(reply)) if isinstance(reply, Exception) else reply for reply in replies]
+
+    async def time_s(self, timeout_s: float = TIMEOUT_S) -> float:
+        """Unix time by the server's clock; in a cluster by that of any shard. Raises ControlFault."""
+        is_sound = False
+        try:
+            with _faults(timeout_s):
+                async with asyncio.timeout(timeout_s):
+                    seconds, micros = await self._time()
+            is_sound = True
+        finally:
+            if not is_sound:
+                await self.close()
+        return float(seconds) + micros / 1e6
 
     async def close(self) -> None:
         """Drop every connection. The next call connects anew."""
@@ -82,10 +94,19 @@ class ControlRedis:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await client.aclose()
 
-    async def _run(self, commands: Sequence[Command]) -> list[Any]:
+    async def _time(self) -> Any:
+        client = self._client()
+        if isinstance(client, RedisCluster):
+            return await client.execute_command("TIME", target_nodes=RedisCluster.RANDOM)
+        return await client.execute_command("TIME")
+
+    def _client(self) -> _Client:
         if not self._clients:
             self._clients = _open(self._url)
-        async with self._clients[0].pipeline(transaction=False) as pipeline:
+        return self._clients[0]
+
+    async def _run(self, commands: Sequence[Command]) -> list[Any]:
+        async with self._client().pipeline(transaction=False) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
             return await pipeline.execute(raise_on_error=False)
@@ -129,6 +150,14 @@ def _options(login: Login, tls: Tls | None) -> dict[str, Any]:
             "ssl_keyfile": tls.key,
         }
     return options
+
+
+@contextlib.contextmanager
+def _faults(timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        raise ControlFault(_text(error) or f"no answer within {timeout_s:g} s") from error
 
 
 def _is_loss(reply: object) -> bool:

@@ -25,9 +25,12 @@ SCOPE_TAG_BYTES = 4
 PROBE_NONCE_BYTES = 8
 
 _CONTEXT = "antiphon 2026-11-30 kv scope tag v1"
+_LIMIT_CONTEXT = "antiphon 2026-12-01 limit key tag v1"
+_LIMIT_TAG_BYTES = 16
 _PREFIX = "antiphon:kv"
 _CONTROL_PREFIX = "antiphon:control"
 WORKERS_KEY = f"{_CONTROL_PREFIX}:workers"
+GATEWAYS_KEY = f"{_CONTROL_PREFIX}:gateways"
 _BLOCK_KEY = re.compile(
     rf"{_PREFIX}:([0-9a-f]{{{2 * NAMESPACE_BYTES}}}):([0-9a-f]{{{2 * SCOPE_TAG_BYTES}}})"
     rf":([0-9a-f]{{{2 * HASH_BYTES}}})(?::(0|[1-9][0-9]{{0,8}}))?",
@@ -99,6 +102,28 @@ PATTERNS: tuple[KeyPattern, ...] = (
         about="The ids that have a lease, or had one: what need not be found by SCAN.",
     ),
     KeyPattern(
+        name="gateways",
+        role=Role.CONTROL,
+        type="hash",
+        pattern=GATEWAYS_KEY,
+        ttl="a minute after the last gateway's last word",
+        writer="gateways, every 2 s (HSET; HDEL of those that are silent for 10 s)",
+        readers="gateways (HGETALL): a limit's part where Redis is away is the limit ÷ their number",
+        about="Who lives, and when it said so by Redis' clock.",
+    ),
+    KeyPattern(
+        name="limit",
+        role=Role.CONTROL,
+        type="hash",
+        pattern=f"{_CONTROL_PREFIX}:limit:<digest of a key's id, 32 hex>",
+        ttl="2 minutes after the last request; 35 days where the key has a budget, an hour and a half for a "
+        "client token",
+        writer="gateways (HINCRBY, HSET, HSETNX, HDEL, PEXPIRE)",
+        readers="gateways (HGETALL)",
+        about="What a key or a client token has used: requests and tokens in slots of 5 s, tokens of day and "
+        "month, open requests a gateway (kv/limitcounters.py).",
+    ),
+    KeyPattern(
         name="control probe",
         role=Role.CONTROL,
         type="string, set",
@@ -115,7 +140,8 @@ ACL = {
     "+scan +strlen +info (these three are for `antiphon kv` and `antiphon doctor`; "
     "a cluster needs +cluster|slots +asking as well)",
     Role.CONTROL: "ACL SETUSER NAME on >PASSWORD ~antiphon:control:* "
-    "-@all +set +getrange +pttl +del +sadd +srem +srandmember +pexpire +ping +select "
+    "-@all +set +getrange +pttl +del +sadd +srem +srandmember +pexpire +hincrby +hset +hsetnx +hdel +hgetall "
+    "+time +ping +select "
     "+info (this one is for `antiphon doctor`; a cluster needs +cluster|slots +command +asking as well)",
 }
 """What to type so that a login may do what is needed and no more."""
@@ -159,6 +185,12 @@ def lease_key(worker_id: str) -> str:
     if not is_worker_id(worker_id):
         raise ValueError(f"{worker_id!r} is no worker's id")
     return f"{_CONTROL_PREFIX}:worker:{worker_id}"
+
+
+def limit_key(meter_id: str) -> str:
+    """The key of what a meter has used."""
+    tag = blake3(meter_id.encode(), derive_key_context=_LIMIT_CONTEXT).digest(_LIMIT_TAG_BYTES)
+    return f"{_CONTROL_PREFIX}:limit:{tag.hex()}"
 
 
 def control_probe_key(nonce: bytes, kind: str) -> str:

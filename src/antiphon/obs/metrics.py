@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from antiphon.obs.admissionmetrics import AdmissionMetrics
 from antiphon.obs.kvmetrics import KvMetrics
+from antiphon.obs.limitmetrics import LimitMetrics
 from antiphon.obs.usagemetrics import UsageMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -83,6 +84,7 @@ class GatewayMetrics:
         self.failover = FailoverMetrics(registry)
         self.scale = FleetMetrics(registry)
         self.admission = AdmissionMetrics(registry)
+        self.limits = LimitMetrics(registry)
         self.directory = DirectoryMetrics(registry)
         self.usage = UsageMetrics(registry)
 

@@ -102,6 +102,14 @@ class UsageStore:
         async with self._database.reading() as connection:
             return int((await connection.execute(query)).scalar_one() or 0)
 
+    async def tokens_of_client_token(self, token_id: str, since: datetime.datetime) -> int:
+        """The same of a client token's requests."""
+        query = select(func.sum(UsageRow.prompt_tokens + UsageRow.answer_tokens)).where(
+            UsageRow.client_token_id == token_id, UsageRow.opened_at >= since
+        )
+        async with self._database.reading() as connection:
+            return int((await connection.execute(query)).scalar_one() or 0)
+
     async def beat(self, gateway_id: str, at: datetime.datetime) -> None:
         """Say that this gateway lives."""
         async with self._database.writing() as connection:
