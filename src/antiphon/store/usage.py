@@ -142,12 +142,6 @@ class UsageStore:
                 await connection.execute(delete(GatewayRow).where(GatewayRow.id.in_(some)))
         return num_swept
 
-    async def erase(self, tenant_id: str) -> int:
-        """Delete the rows of a tenant; how many there were."""
-        async with self._database.writing() as connection:
-            deleted = delete(UsageRow).where(UsageRow.tenant_id == tenant_id)
-            return (await connection.execute(deleted)).rowcount
-
 
 _IS_MINE = UsageRow.id == bindparam("row")
 _TALLY = update(UsageRow).where(_IS_MINE, UsageRow.closed_at.is_(None))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, false, func, or_, select
 
 from antiphon.store.database import Database
+from antiphon.store.names import is_tenant
 from antiphon.store.schema import TenantRow, UsageRow
 
 PAGE_ROWS = 1000
@@ -153,10 +154,11 @@ def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.since is not None:
         found.append(UsageRow.opened_at >= wanted.since)
+    # Databases do not take every text there is: what cannot be a name or an id is not asked for.
     if wanted.tenant is not None:
-        found.append(TenantRow.name == wanted.tenant)
+        found.append(TenantRow.name == wanted.tenant if is_tenant(wanted.tenant) else false())
     if wanted.key_id is not None:
-        found.append(UsageRow.key_id == wanted.key_id)
+        found.append(UsageRow.key_id == wanted.key_id if wanted.key_id.isprintable() else false())
     return found
 
 

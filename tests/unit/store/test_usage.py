@@ -158,11 +158,3 @@ async def test_tokens_since(usage: UsageStore) -> None:
     assert await usage.tokens_since("key_1", NOON) == 3 + 5 + 3 + 20
     assert await usage.tokens_since("key_1", early) == 3 + 5 + 3 + 20 + 103
     assert await usage.tokens_since("key_3", early) == 0
-
-
-async def test_a_tenant_is_erased(usage: UsageStore) -> None:
-    """Its rows are gone, those of others stay."""
-    await usage.write(Batch([opening("a", tenant_id="t"), opening("b", tenant_id="t"), opening("c")]))
-    assert await usage.erase("t") == 2
-    assert await usage.erase("t") == 0
-    assert await usage.erase("local") == 1

@@ -115,6 +115,15 @@ async def test_spans_are_half_open(database: Database, report: UsageReport) -> N
     assert (total.num_requests, total.num_open) == (2, 2)
 
 
+@pytest.mark.parametrize("text", ["\0", "\ud800", "x'; DROP TABLE usage; --", "", "k" * 10_000])
+async def test_texts_that_are_no_names(database: Database, report: UsageReport, text: str) -> None:
+    """Whatever is asked for, it is data; what no database takes finds nothing."""
+    await UsageStore(database).write(Batch([opening("a")]))
+    assert await records(report, tenant=text) == await records(report, key_id=text) == []
+    assert await report.totals(Wanted(tenant=text), By.DAY) == []
+    assert await records(report) == ["a"]
+
+
 async def test_totals_by_each(database: Database, report: UsageReport) -> None:
     """By day in UTC, model, tenant, key: exact sums, currencies apart, guesses counted."""
     key, _ = await KeyStore(database).create("acme", "k")
