@@ -68,15 +68,15 @@ class Meters:
         """This one, made where it is not known."""
         meter = self._meters.get(meter_id)
         if meter is None:
+            self._make_room()
             meter = self._meters[meter_id] = LocalMeter()
-            self._forget()
         else:
             self._meters.move_to_end(meter_id)
         return meter
 
-    def _forget(self) -> None:
+    def _make_room(self) -> None:
         for _ in range(len(self._meters)):
-            if len(self._meters) <= self._most:
+            if len(self._meters) < self._most:
                 return
             oldest, meter = next(iter(self._meters.items()))
             if meter.num_open:
