@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -13,6 +14,8 @@ from antiphon.core.catalogue import ModelEntry, RouteEntry, TargetEntry
 from antiphon.core.generation import Generation, Priority, Terminal
 from antiphon.gateway import admission
 from antiphon.router.admission import LONGEST_WAIT_S, QueueBounds
+from antiphon.store.database import Database, file_url
+from antiphon.store.keys import KeyStore
 from support.gateways import HELLO, Gateway, gateway, gateway_to
 from support.loopback import LoopbackWorker, Session, frames_of, worker_info
 
@@ -123,6 +126,33 @@ async def test_the_urgent_go_first() -> None:
             Priority.BATCH,
             Priority.BATCH,
         ]
+
+
+async def test_a_flood_from_one_tenant_does_not_hold_up_another(tmp_path: Path) -> None:
+    """Behind thirty requests of the one, the other's is among the next two to start."""
+    url = file_url(tmp_path / "keys.db")
+    database = await Database.open(url)
+    keys = [(await KeyStore(database).create(tenant, "k"))[1] for tenant in ("heavy", "light")]
+    await database.close()
+    held = Held()
+    async with gateway(held.worker, database=url) as running:
+
+        def chat(key: str, user: str) -> asyncio.Task[httpx2.Response]:
+            body = {"model": "scripted", "messages": HELLO, "max_tokens": 8, "prompt_cache_key": user}
+            headers = {"authorization": f"Bearer {key}"}
+            return asyncio.create_task(
+                running.client.post("/v1/chat/completions", json=body, headers=headers)
+            )
+
+        flood = [chat(keys[0], "heavy") for _ in range(32)]
+        await until_waiting(running, 30)
+        light = chat(keys[1], "light")
+        await until_waiting(running, 31)
+        held.let_end(100)
+        for response in await asyncio.gather(light, *flood):
+            assert response.status_code == 200
+        await held.until_started(33)
+        assert "light" in [generation.tenant for generation in held.started[2:4]]
 
 
 async def test_a_client_that_leaves_while_it_waits_starts_nothing() -> None:
