@@ -33,7 +33,7 @@ _LAST_NOTES_S = 0.5
 class SharedCounts(Protocol):
     """What is asked of the control Redis (kv/limitcounters.py). Every call raises ControlFault."""
 
-    async def count(self, changes: Sequence[Change]) -> list[Counted]: ...
+    async def count(self, changes: Sequence[Change], before: Sequence[Change] = ()) -> list[Counted]: ...
 
     async def note(self, changes: Sequence[Change], stale: Mapping[str, Sequence[bytes]]) -> None: ...
 
@@ -107,10 +107,8 @@ class LimitLedger:
         try:
             change, counted = await answer
         except asyncio.CancelledError:
-            if asked in self._asked:
-                self._asked.remove(asked)
-            else:  # on its way
-                self.note(meter, slot_of(self._now_s()), -1, -tokens, local)
+            if not answer.cancelled() and answer.exception() is None:  # counted, and cancelled just then
+                self._undo(answer.result()[0], local)
             raise
         self._metrics.count_s.observe(self._clock.now() - began_s)
         return change, counted
@@ -131,9 +129,10 @@ class LimitLedger:
             if len(self._notes) >= MOST_NOTES:
                 del self._notes[next(iter(self._notes))]
             note = self._notes[meter.id, place] = _Note(meter, place, local)
+        note.meter = meter  # its limits as they are now
         note.requests += requests
         note.tokens += tokens
-        self._flush_soon()
+        self._flush_soon(_FLUSH_S if requests >= 0 else 0.0)  # who was refused is to keep nobody else out
 
     async def run(self) -> None:
         """Say that this gateway lives, until cancelled; then count what is left, and leave."""
@@ -185,13 +184,17 @@ class LimitLedger:
             self._counting = None
 
     async def _count_batch(self, batch: list[_Asked]) -> None:
+        batch = [asked for asked in batch if not asked.answer.done()]  # the others were cancelled
+        notes: dict[tuple[str, int | None], _Note] = {}
         try:
             if self._ahead_s is None:
                 await self._ask_time()
             changes = [self._change(asked) for asked in batch]
-            found = await self._shared.count(changes)
+            notes = self._take_notes({change.meter.id for change in changes})
+            found = await self._shared.count(changes, self._changes_of(notes))
         except ControlFault as fault:
             self._lost(fault)
+            self._put_back(notes)
             waiting, self._asked = batch + self._asked, []
             for asked in waiting:
                 if not asked.answer.done():
@@ -202,8 +205,14 @@ class LimitLedger:
             if counted.stale:
                 self._stale[asked.meter.id] = counted.stale
                 self._flush_soon()
-            if not asked.answer.done():
+            if asked.answer.done():  # cancelled meanwhile
+                self._undo(change, asked.local)
+            else:
                 asked.answer.set_result((change, counted))
+
+    def _undo(self, change: Change, local: LocalMeter) -> None:
+        assert change.slot is not None  # a request's own
+        self.note(change.meter, change.slot, -change.requests, -change.tokens, local)
 
     def _change(self, asked: _Asked) -> Change:
         now_s, meter = self._now_s(), asked.meter
@@ -211,9 +220,13 @@ class LimitLedger:
             self._open[meter.id] = _Note(meter, None, asked.local)
         return Change(meter, period_of(now_s), slot_of(now_s), 1, asked.tokens, asked.concurrent, now_s)
 
-    def _flush_soon(self) -> None:
-        if self._flush_timer is None:
-            self._flush_timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
+    def _flush_soon(self, in_s: float = _FLUSH_S) -> None:
+        loop = asyncio.get_running_loop()
+        if self._flush_timer is not None:
+            if self._flush_timer.when() <= loop.time() + in_s:
+                return
+            self._flush_timer.cancel()
+        self._flush_timer = loop.call_later(in_s, self._flush)
 
     def _flush(self) -> None:
         self._flush_timer = None
@@ -237,19 +250,34 @@ class LimitLedger:
         stale, self._stale = self._stale, {}
         if not notes and not stale:
             return
+        try:
+            await self._shared.note(self._changes_of(notes), stale)
+        except ControlFault:
+            self._put_back(notes)
+            raise
+
+    def _take_notes(self, meter_ids: set[str]) -> dict[tuple[str, int | None], _Note]:
+        """What is to be noted of these meters: a request is to find what was given back before it came."""
+        keys = [key for key in self._notes if key[0] in meter_ids] if self._notes else []
+        return {key: self._notes.pop(key) for key in keys}
+
+    def _changes_of(self, notes: Mapping[tuple[str, int | None], _Note]) -> list[Change]:
         now_s = self._now_s()
         period = period_of(now_s)
-        changes = [
+        return [
             Change(note.meter, period, note.slot, note.requests, note.tokens, note.local.num_open, now_s)
             for note in notes.values()
         ]
-        try:
-            await self._shared.note(changes, stale)
-        except ControlFault:
-            for key, note in notes.items():  # later: a budget is not to forget them
-                if key not in self._notes and len(self._notes) < MOST_NOTES:
-                    self._notes[key] = note
-            raise
+
+    def _put_back(self, notes: Mapping[tuple[str, int | None], _Note]) -> None:
+        """Later: a budget is not to forget them."""
+        for key, note in notes.items():
+            known = self._notes.get(key)
+            if known is not None:
+                known.requests += note.requests
+                known.tokens += note.tokens
+            elif len(self._notes) < MOST_NOTES:
+                self._notes[key] = note
 
     def _lost(self, fault: ControlFault) -> None:
         self._away_until_s = self._clock.now() + AWAY_S

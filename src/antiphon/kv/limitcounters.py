@@ -63,12 +63,17 @@ class LimitCounters:
         self._redis = redis
         self._gateway_id = gateway_id
 
-    async def count(self, changes: Sequence[Change]) -> list[Counted]:
-        """Count these and read what is counted then, each for itself. Raises ControlFault."""
+    async def count(self, changes: Sequence[Change], before: Sequence[Change] = ()) -> list[Counted]:
+        """Count these and read what is counted then, each for itself; before them, what was to be noted.
+
+        Raises ControlFault.
+        """
+        first = [command for change in before for command in self._commands(change)]
         groups = [[*self._commands(change), ("HGETALL", limit_key(change.meter.id))] for change in changes]
-        replies = await self._redis.run([command for group in groups for command in group], TIMEOUT_S)
+        commands = [*first, *(command for group in groups for command in group)]
+        replies = await self._redis.run(commands, TIMEOUT_S)
         found = []
-        at = 0
+        at = len(first)
         for change, group in zip(changes, groups, strict=True):
             found.append(self._counted(change, group, replies[at : at + len(group)]))
             at += len(group)
