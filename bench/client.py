@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+LEFT = "the client left"
 _KEPT_EVENTS = 3  # the last ones: finish, usage and what a server puts between
 
 
@@ -45,6 +46,7 @@ class Request:
     body: bytes
     num_tokens: int | None = None  # answer tokens that must come; None: not checked
     keeps_events: bool = False  # whether the answer holds the data of all its events
+    leaves_after: int | None = None  # events with text, after which the client hangs up
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class _Exchange(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Future[None]
     recent: deque[bytes]
+    leaves_after: int | None
     events: EventReader = field(default_factory=EventReader)
     whole: bytes = b""  # the body of a response that is no stream: an answer, or why there is none
     done: bool = False
@@ -182,6 +185,8 @@ class _Exchange(asyncio.Protocol):
         answer.num_events += 1
         answer.last_s = self.now_s
         self.recent.append(data)
+        if answer.num_events == self.leaves_after:
+            self._end(LEFT)
 
     @property
     def is_whole(self) -> bool:
@@ -246,12 +251,14 @@ async def send(target: Target, request: Request, started_s: float, limit_s: floa
     loop = asyncio.get_running_loop()
     answer = Answer(at_s=request.at_s)
     recent: deque[bytes] = deque(maxlen=None if request.keeps_events else _KEPT_EVENTS)
-    exchange = _Exchange(encode(target, request), answer, started_s, loop, loop.create_future(), recent)
+    ended = loop.create_future()
+    leaves_after = request.leaves_after
+    exchange = _Exchange(encode(target, request), answer, started_s, loop, ended, recent, leaves_after)
     answer.sent_s = loop.time() - started_s
     try:
         async with asyncio.timeout(limit_s):
             await loop.create_connection(lambda: exchange, *target.address)
-            await exchange.ended
+            await ended
         exchange.judge(request.num_tokens)
     except TimeoutError:
         answer.fault = f"no end within {limit_s:g} s"

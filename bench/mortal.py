@@ -37,6 +37,13 @@ class Mortal:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    @property
+    def server(self) -> Server:
+        """Its latest life. Raises BenchFault before the first."""
+        if self._server is None:
+            raise BenchFault(f"{self._command.name} is not running")
+        return self._server
+
     async def kill(self) -> None:
         """As kill -9 does; returns when it is back."""
         self._lives.clear()
@@ -46,13 +53,12 @@ class Mortal:
 
     async def pause(self, seconds: float) -> None:
         """As SIGSTOP and, later, SIGCONT do."""
-        if self._server is None:
-            raise BenchFault(f"{self._command.name} is not running")
-        self._server.root.suspend()
+        root = self.server.root
+        root.suspend()
         try:
             await asyncio.sleep(seconds)
         finally:
-            self._server.root.resume()
+            root.resume()
 
     async def _live(self) -> None:
         while True:
