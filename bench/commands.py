@@ -106,7 +106,6 @@ class Fleet:
         *workers: Command,
         routing: str | None = None,
         control_redis: str = "none",
-        queue_wait_s: float | None = None,
         database: str | None = None,
     ) -> Command:
         """A gateway in front of workers, which need not be there yet. `database`: another one's."""
@@ -116,8 +115,6 @@ class Fleet:
         argv += [part for worker in workers for part in ("--worker", worker.url)]
         if routing is not None:
             argv += ["--routing", routing]
-        if queue_wait_s is not None:
-            argv += ["--queue-wait", str(queue_wait_s)]
         return Command("antiphon gateway", argv, f"http://127.0.0.1:{port}", "/health", self._env)
 
     def _argv(self, command: str) -> list[str]:
