@@ -14,9 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.gateway.access import Access, Guarded
+from antiphon.gateway.admin import Admin
 from antiphon.gateway.admission import Admission
 from antiphon.gateway.callers import Callers
 from antiphon.gateway.chat import ChatCompletions
@@ -87,7 +88,7 @@ class Metrics:
         await Response(self._gauges.render(), media_type=CONTENT_TYPE)(scope, receive, send)
 
 
-def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges) -> Starlette:
+def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges, admin: Admin) -> Starlette:
     """All routes behind all middleware."""
     document, health = msgspec.json.encode(openapi_document()), msgspec.json.encode(Health())
     routes = [
@@ -96,6 +97,11 @@ def build_app(desk: Desk, models: ServedModels, callers: Callers, gauges: Gauges
         *_v1("/models", "GET", Guarded(ListModels(models), Access.CLIENT)),
         *_v1("/models/{model:path}", "GET", Guarded(ShowModel(models), Access.CLIENT)),
         *_v1("/client_tokens", "POST", Guarded(MintClientToken(callers.tokens, models), Access.KEY)),
+        *_admin("/usage", "GET", admin.totals),
+        *_admin("/usage/requests", "GET", admin.requests),
+        *_admin("/keys", "GET POST", admin.keys),
+        *_admin("/keys/{key_id}", "PATCH DELETE", admin.key),
+        *_admin("/tenants", "GET POST", admin.tenants),
         *_both("/openapi.json", "/openapi.json", "GET", Guarded(Fixed(document), Access.CALLER)),
         *_both("/health", "/health", "GET", Guarded(Fixed(health), Access.OPEN)),
         *_both("/metrics", "/metrics", "GET", Guarded(Metrics(gauges), Access.OPEN)),
@@ -117,5 +123,10 @@ def _v1(path: str, method: str, endpoint: Guarded) -> list[Route]:
     return [*_both(name, name, method, endpoint), *_both(f"/v1{name}", name, method, endpoint)]
 
 
-def _both(path: str, name: str, method: str, endpoint: Guarded) -> list[Route]:
-    return [Route(p, endpoint, methods=[method], name=name) for p in (path, f"{path}/")]
+def _admin(path: str, methods: str, endpoint: ASGIApp) -> list[Route]:
+    name = f"/admin{path}"
+    return _both(name, name, methods, Guarded(endpoint, Access.ADMIN))
+
+
+def _both(path: str, name: str, methods: str, endpoint: Guarded) -> list[Route]:
+    return [Route(p, endpoint, methods=methods.split(), name=name) for p in (path, f"{path}/")]

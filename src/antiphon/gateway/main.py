@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from antiphon.core.catalogue import ModelEntry, RouteEntry
 from antiphon.core.clock import WallClock
 from antiphon.core.scope import ScopeMaker
+from antiphon.gateway.admin import Admin
 from antiphon.gateway.admission import Admission
 from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
@@ -146,7 +147,8 @@ async def _serve_callers(
             is_loopback=is_loopback(settings.host),
             behind_proxy=settings.behind_proxy,
         )
-        app = build_app(desk, models, callers, Gauges(metrics, dispatcher, upstreams, admission))
+        gauges = Gauges(metrics, dispatcher, upstreams, admission)
+        app = build_app(desk, models, callers, gauges, Admin.of(database))
         registry = _registry(settings, dispatcher, metrics, log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)

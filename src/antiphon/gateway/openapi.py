@@ -7,12 +7,24 @@ allows both, except for what is always open.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from antiphon import __version__
+from antiphon.gateway.adminschema import (
+    KeyChange,
+    KeyList,
+    KeyObject,
+    NewKey,
+    NewTenant,
+    TenantList,
+    TenantObject,
+    UsageRecords,
+    UsageTotals,
+)
 from antiphon.gateway.reply import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -27,6 +39,7 @@ from antiphon.gateway.schema import ChatRequest, ClientTokenRequest, CompletionR
 
 _REF = "#/components/schemas/{name}"
 _KEY = "key"
+_PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,14 @@ OPERATIONS = (
     Operation(
         "post", "/v1/client_tokens", "Make a token for a browser or a phone.", ClientToken, ClientTokenRequest
     ),
+    Operation("get", "/admin/usage", "Add up usage.", UsageTotals),
+    Operation("get", "/admin/usage/requests", "List usage request by request.", UsageRecords),
+    Operation("get", "/admin/keys", "List the keys.", KeyList),
+    Operation("post", "/admin/keys", "Make a key.", KeyObject, NewKey),
+    Operation("patch", "/admin/keys/{key_id}", "Change what a key allows.", KeyObject, KeyChange),
+    Operation("delete", "/admin/keys/{key_id}", "Revoke a key.", KeyObject),
+    Operation("get", "/admin/tenants", "List the tenants.", TenantList),
+    Operation("post", "/admin/tenants", "Make a tenant.", TenantObject, NewTenant),
     Operation("get", "/health", "Say that the process lives.", Health, is_open=True),
 )
 
@@ -95,9 +116,10 @@ def _operation(operation: Operation, schemas: dict[type[msgspec.Struct], dict[st
     }
     if operation.is_open:
         document["security"] = []
-    if "{model}" in operation.path:
+    names = _PARAMETER.findall(operation.path)
+    if names:
         document["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if operation.request is not None:
         document["requestBody"] = {

@@ -33,7 +33,7 @@ vllm_xargs
 _UNSERVED = "audio moderation web_search_options"  # OpenAI's, and they would change the answer
 REFUSED = frozenset(f"{_STEERING} {_UNSERVED}".split())
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
@@ -126,11 +126,16 @@ def parse_client_token(body: bytes) -> ClientTokenRequest:
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[R]) -> R:
+    fields = decoded(body, _fields)
+    for name in sorted(fields.keys() & REFUSED):
+        if bytes(fields[name]).strip() != b"null":
+            raise _unserved(name)
+    return decoded(body, decoder)
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[R]) -> R:
+    """A body of any kind. Raises BadRequest."""
     try:
-        fields = _fields.decode(body)
-        for name in sorted(fields.keys() & REFUSED):
-            if bytes(fields[name]).strip() != b"null":
-                raise _unserved(name)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
