@@ -11,6 +11,7 @@ on ends, in words of its worker or as lost. Does not know text or tenants.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -125,6 +126,28 @@ class Dispatcher:
         self._look_at_failures()  # one probe is enough
         return answer
 
+    def tick(self) -> None:
+        """Look after all that is open. `run` does it every `TICK_S`."""
+        found = self._watch.tick()
+        for link in found.recovered:
+            link.is_suspect = False
+            self.survey.load_changed(link)
+            self._log.info("link.recovered", worker=link.url)
+        for link in found.suspects:
+            self._leave_silent(link)
+        for link in {link.url: link for link, _, _ in found.overdue}.values():
+            self._note_failure(link)
+        for link, attempt, cause in found.overdue:
+            self._leave_overdue(link, attempt, cause)
+        for link, attempt in found.slow:
+            self._hedge(link, attempt)
+        for link, is_slow in found.paces:
+            self._note_pace(link, is_slow=is_slow)
+        self._look_at_failures()
+        self.directory_watch.tick(self.fleet.links)
+        if self._mover.num_parked:
+            self._mover.unpark()
+
     def link_is_up(self, link: WorkerLink) -> None:
         """A worker can be reached."""
         self.survey.link_is_up(link)
@@ -184,8 +207,10 @@ class Dispatcher:
 
     def _retry_error(self, link: WorkerLink, failure: Failure) -> None:
         """A step failed: once more, elsewhere, if the budget allows; else its words are the end."""
-        answer, choices = failure.attempt.answer, failure.choices
-        left = choices
+        answer = failure.attempt.answer
+        choices = left = self._mover.orphans(answer, failure.choices)
+        if not choices:
+            return  # its rival goes on
         may_move = answer.may_move(1) and not answer.generation.is_prefill_only
         if may_move and self._mover.has_other(answer, link) and self._pay(Cause.ERROR):
             left = self._mover.try_elsewhere(answer, choices, Cause.ERROR, link)
@@ -197,32 +222,15 @@ class Dispatcher:
         if outcome is Outcome.COMPUTED and pick.link.takes_work and not self._mover.is_stopping:
             left_s = None if answer.deadline_s is None else answer.deadline_s - self._clock.now()
             generation = msgspec.structs.replace(answer.generation, timeout_s=left_s)
-            self._mover.submit(pick, Attempt(answer, generation))
-        else:
-            self._mover.move(answer, list(answer.generation.choices), Cause.UNSPLIT)
+            with contextlib.suppress(AntiphonError):  # then it is moved
+                self._mover.submit(pick, Attempt(answer, generation))
+                return
+        self._mover.move(answer, list(answer.generation.choices), Cause.UNSPLIT)
 
     async def _keep_watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            found = self._watch.tick()
-            for link in found.recovered:
-                link.is_suspect = False
-                self.survey.load_changed(link)
-                self._log.info("link.recovered", worker=link.url)
-            for link in found.suspects:
-                self._leave_silent(link)
-            for link in {link.url: link for link, _, _ in found.overdue}.values():
-                self._note_failure(link)
-            for link, attempt, cause in found.overdue:
-                self._leave_overdue(link, attempt, cause)
-            for link, attempt in found.slow:
-                self._hedge(link, attempt)
-            for link, is_slow in found.paces:
-                self._note_pace(link, is_slow=is_slow)
-            self._look_at_failures()
-            self.directory_watch.tick(self.fleet.links)
-            if self._mover.num_parked:
-                self._mover.unpark()
+            self.tick()
 
     def _leave_silent(self, link: WorkerLink) -> None:
         """A worker is silent while others speak: its answers go on there, as many as the budget allows.
@@ -247,7 +255,9 @@ class Dispatcher:
     def _leave_overdue(self, link: WorkerLink, attempt: Attempt, cause: Cause) -> None:
         """Nothing came of it for too long."""
         answer = attempt.answer
-        if answer.may_move(1) and self._mover.has_other(answer, link) and self._pay(cause):
+        if attempt.rival is not None:
+            attempt.drop()  # the other goes on
+        elif answer.may_move(1) and self._mover.has_other(answer, link) and self._pay(cause):
             choices = attempt.open_choices
             attempt.drop()
             for choice in self._mover.try_elsewhere(answer, choices, cause, link):
@@ -264,6 +274,8 @@ class Dispatcher:
     def _hedge(self, link: WorkerLink, attempt: Attempt) -> None:
         """Its first token is slow: compute it at another worker too; who speaks first goes on alone."""
         attempt.may_hedge = False
+        if not attempt.open_choices:
+            return  # it has just moved
         answer = attempt.answer
         generation = msgspec.structs.replace(attempt.generation, id=f"{attempt.generation.id}~h")
         pick = self._mover.pick(answer, generation, (link,))

@@ -192,11 +192,6 @@ class WorkerLink:
         """Ask the worker to say anew which blocks it holds."""
         self._send(encoder.encode(Resync()))
 
-    def abort_all(self) -> None:
-        """End every answer that is open on this link, here and at its workers."""
-        for attempt in self.attempts:
-            attempt.answer.abort()
-
     async def run(self) -> None:
         """Connect, serve, and connect again, with growing pauses while the worker cannot be reached."""
         pause_s = BACKOFF_MIN_S

@@ -67,10 +67,13 @@ class Mover:
         except AntiphonError:
             attempt.take_away(attempt.open_choices)
             raise
+        for choice in attempt.generation.choices:
+            if not attempt.answer.is_open(choice):
+                attempt.abort(choice)  # it ended before this was sent: its worker cannot know
 
     def move(self, answer: Answer, choices: Sequence[int], cause: Cause) -> None:
         """Carry these choices on at another worker, now or, parked, in a moment."""
-        choices = self._orphans(answer, choices)
+        choices = self.orphans(answer, choices)
         if not choices:
             return
         if self.is_stopping or answer.generation.is_prefill_only or not self._may_move(answer):
@@ -89,7 +92,7 @@ class Mover:
         self, answer: Answer, choices: Sequence[int], cause: Cause, avoid: WorkerLink
     ) -> list[int]:
         """Carry them on at another worker than this one; those for which there is none now are returned."""
-        orphans = self._orphans(answer, choices)
+        orphans = self.orphans(answer, choices)
         return self._place(answer, orphans, cause, (avoid,)) if orphans else []
 
     def pick(self, answer: Answer, generation: Generation, avoid: Collection[WorkerLink] = ()) -> Pick | None:
@@ -105,6 +108,17 @@ class Mover:
         """Whether another replica than this one could carry it on now."""
         others = (other for other in self._fleet.links if other is not link and other.takes_work)
         return any(may_take(answer, other.info) for other in others)
+
+    def orphans(self, answer: Answer, choices: Sequence[int]) -> list[int]:
+        """Those that nobody computes and that have not ended, nor do now."""
+        for choice in choices:
+            if len(answer.received[choice]) >= answer.generation.sampling.max_tokens:
+                answer.end(Terminal.LENGTH, choice)  # only its end was lost
+        return [
+            choice
+            for choice in choices
+            if answer.is_open(choice) and not any(attempt.has(choice) for attempt in answer.attempts)
+        ]
 
     def unpark(self) -> None:
         """Try again for all that is parked; end what waited too long."""
@@ -126,17 +140,6 @@ class Mover:
 
     def _may_move(self, answer: Answer) -> bool:
         return answer.may_move(MAX_VAIN_MOVES) and answer.num_moves < MAX_MOVES
-
-    def _orphans(self, answer: Answer, choices: Sequence[int]) -> list[int]:
-        """Those that nobody computes and that have not ended, nor do now."""
-        for choice in choices:
-            if len(answer.received[choice]) >= answer.generation.sampling.max_tokens:
-                answer.end(Terminal.LENGTH, choice)  # only its end was lost
-        return [
-            choice
-            for choice in choices
-            if answer.is_open(choice) and not any(attempt.has(choice) for attempt in answer.attempts)
-        ]
 
     def _place(
         self,

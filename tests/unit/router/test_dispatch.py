@@ -62,7 +62,8 @@ async def test_work_is_spread() -> None:
         for _ in range(5):
             for worker in workers:
                 await asyncio.wait_for(worker.submits.get(), 10)
-        made.fleet.abort_all()
+        for answer in answers:
+            answer.abort()
         assert [await ends(answer) for answer in answers] == [[Terminal.ABORTED]] * 10
 
 

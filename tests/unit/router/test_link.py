@@ -151,9 +151,10 @@ async def test_load_since_the_report() -> None:
     worker = LoopbackWorker(silent)
     worker.beats = False
     async with linked(worker) as linked_:
-        linked_.submit(make_answer(n=3))
+        answer = make_answer(n=3)
+        linked_.submit(answer)
         assert linked_.link.state().dispatched == 3
-        linked_.link.abort_all()
+        answer.abort()
         assert linked_.link.state().own == 0
 
 
