@@ -45,6 +45,8 @@ class SharedCounts(Protocol):
 
     async def time_s(self) -> float: ...
 
+    async def close(self) -> None: ...
+
 
 @dataclass(slots=True, eq=False)
 class _Asked:
@@ -145,10 +147,13 @@ class LimitLedger:
                 self._flush_timer.cancel()
             tasks = [task for task in (self._counting, self._noting) if task is not None]
             if tasks:
-                await asyncio.wait(tasks, timeout=_LAST_NOTES_S)
+                _, late = await asyncio.wait(tasks, timeout=_LAST_NOTES_S)
+                for task in late:
+                    task.cancel()
             with contextlib.suppress(ControlFault):  # what is left there of ours ends by itself
                 await self._write_notes()
                 await self._shared.leave()
+            await self._shared.close()
 
     def _now_s(self) -> float:
         return self._clock.now() + (self._ahead_s or 0.0)

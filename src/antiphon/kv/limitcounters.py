@@ -15,22 +15,27 @@ its deadline.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from antiphon.core.grant import Meter
 from antiphon.core.metering import NUM_WHOLE_SLOTS, Period, Standing, counts, slot_of
 from antiphon.kv.controlredis import Command, ControlFault, ControlRedis, Refusal, Reply
 from antiphon.kv.keys import GATEWAYS_KEY, limit_key
 
-TIMEOUT_S = 0.05
+_LOOKS = 10  # at a call, one every
+_LOOK_S = 0.005
+_DEADLINE_S = 1.0  # of a loop that has no time even to look
 GATEWAY_SILENT_S = 10.0  # from then on a gateway counts as gone
 _OPEN_STALE_S = 15.0  # the same for its open requests
 _WINDOW_TTL_MS = 120_000
 _TOKEN_TTL_MS = 90 * 60_000  # longer than a client token lives
 _BUDGET_TTL_MS = 35 * 86_400_000
 _MAX_FIELDS = 4096  # more cannot be ours
+_T = TypeVar("_T")
 _SLOT = re.compile(rb"[rt](\d{1,12})")
 
 
@@ -71,7 +76,7 @@ class LimitCounters:
         first = [command for change in before for command in self._commands(change)]
         groups = [[*self._commands(change), ("HGETALL", limit_key(change.meter.id))] for change in changes]
         commands = [*first, *(command for group in groups for command in group)]
-        replies = await self._redis.run(commands, TIMEOUT_S)
+        replies = await self._run(commands)
         found = []
         at = len(first)
         for change, group in zip(changes, groups, strict=True):
@@ -85,44 +90,46 @@ class LimitCounters:
         for meter_id, fields in stale.items():
             if fields:
                 commands.append(("HDEL", limit_key(meter_id), *fields))
-        for reply in await self._redis.run(commands, TIMEOUT_S):
+        for reply in await self._run(commands):
             if isinstance(reply, Refusal):
                 raise ControlFault(reply.text)
 
     async def seed(self, meter: Meter, spent: Mapping[str, int]) -> None:
         """What was used before counting began, by field; who says it first counts. Raises ControlFault."""
         key = limit_key(meter.id)
-        await self._redis.run([("HSETNX", key, field, tokens) for field, tokens in spent.items()], TIMEOUT_S)
+        await self._run([("HSETNX", key, field, tokens) for field, tokens in spent.items()])
 
     async def greet(self, now_s: float) -> int:
         """Say that this gateway lives; how many do, itself included. Raises ControlFault."""
-        replies = await self._redis.run(
+        replies = await self._run(
             [
                 ("HSET", GATEWAYS_KEY, self._gateway_id, round(now_s)),
                 ("PEXPIRE", GATEWAYS_KEY, 60_000),
                 ("HGETALL", GATEWAYS_KEY),
-            ],
-            TIMEOUT_S,
+            ]
         )
         said = replies[2]
         if not isinstance(said, dict):
             raise ControlFault(said.text if isinstance(said, Refusal) else "no list of gateways")
         silent = [name for name, at in said.items() if abs(now_s - _number(at)) > GATEWAY_SILENT_S]
         if silent:
-            await self._redis.run([("HDEL", GATEWAYS_KEY, *silent)], TIMEOUT_S)
+            await self._run([("HDEL", GATEWAYS_KEY, *silent)])
         return max(len(said) - len(silent), 1)
 
     async def leave(self) -> None:
         """This gateway ends. Raises ControlFault."""
-        await self._redis.run([("HDEL", GATEWAYS_KEY, self._gateway_id)], TIMEOUT_S)
+        await self._run([("HDEL", GATEWAYS_KEY, self._gateway_id)])
 
     async def time_s(self) -> float:
         """Unix time by Redis' clock. Raises ControlFault."""
-        return await self._redis.time_s(TIMEOUT_S)
+        return await _soon(self._redis.time_s(_DEADLINE_S))
 
     async def close(self) -> None:
         """Drop every connection."""
         await self._redis.close()
+
+    async def _run(self, commands: Sequence[Command]) -> list[Reply]:
+        return await _soon(self._redis.run(commands, _DEADLINE_S))
 
     def _commands(self, change: Change) -> list[Command]:
         meter, limits, key = change.meter, change.meter.limits, limit_key(change.meter.id)
@@ -163,6 +170,23 @@ class LimitCounters:
         amounts = {name: _number(value) for name, value in fields.items() if not name.startswith(b"c")}
         amounts.update(exact)
         return _standing(change, amounts, _open_elsewhere(fields, change, f"c{self._gateway_id}".encode()))
+
+
+async def _soon(call: Coroutine[Any, Any, _T]) -> _T:
+    """What a call brings within 50 ms in which this loop could look. Raises ControlFault.
+
+    A deadline alone would take a loop that is busy for a Redis that is away: it comes due in the same turn
+    in which a reply that has long been there would be read.
+    """
+    task = asyncio.create_task(call)
+    try:
+        for _ in range(_LOOKS):
+            done, _ = await asyncio.wait([task], timeout=_LOOK_S)
+            if done:
+                return task.result()
+    finally:
+        task.cancel()
+    raise ControlFault(f"no answer within {1000 * _LOOKS * _LOOK_S:g} ms")
 
 
 def _standing(change: Change, amounts: Mapping[bytes, int], num_elsewhere: int) -> Counted:

@@ -118,8 +118,6 @@ async def limiter_at(
     finally:
         running.cancel()
         await asyncio.wait([running])
-        if redis is not None:
-            await redis.close()
         if not running.cancelled():
             running.result()
 
