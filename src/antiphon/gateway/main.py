@@ -28,11 +28,13 @@ from antiphon.gateway.cors import Origins
 from antiphon.gateway.desk import Desk, Limits
 from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
+from antiphon.gateway.limiter import Limiter
 from antiphon.gateway.mirror import Mirror
 from antiphon.gateway.models import ServedModels
 from antiphon.gateway.usagebook import UsageBook
 from antiphon.kv.controlredis import ControlRedis
 from antiphon.kv.leases import Leases
+from antiphon.kv.limitcounters import LimitCounters
 from antiphon.kv.redisurl import StoreUrl
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
@@ -139,6 +141,8 @@ async def _serve_callers(
         )
         prices = {entry.name: entry.price for entry in settings.models}
         book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
+        limiter = _limiter(settings, book, database, metrics, log)
+        desk.check_in.add(limiter.reserve)
         desk.check_in.add(book.open)
         callers = Callers(
             ring,
@@ -156,9 +160,10 @@ async def _serve_callers(
                 links = tasks.create_task(dispatcher.run(), name="links")
                 keys = tasks.create_task(ring.run(), name="keys")
                 books = tasks.create_task(book.run(), name="usage")
+                shared = tasks.create_task(limiter.run(), name="limits")
                 readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
                 await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
-                for task in (links, keys, books, *readers):
+                for task in (links, keys, books, shared, *readers):
                     task.cancel()
     finally:
         await mirror.close()
@@ -195,6 +200,15 @@ def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s) + _LAST_WORDS_S,
     )
+
+
+def _limiter(
+    settings: GatewaySettings, book: UsageBook, database: Database, metrics: GatewayMetrics, log: Logger
+) -> Limiter:
+    shared = (
+        None if settings.control is None else LimitCounters(ControlRedis(settings.control), book.gateway_id)
+    )
+    return Limiter(shared, UsageStore(database), metrics.limits, WallClock(), log)
 
 
 def _registry(
