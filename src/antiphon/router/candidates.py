@@ -3,7 +3,8 @@
 Owns the states of the replicas that take work for one model, filed by how soon a usual request would be
 done there: buckets 12 % apart, so that a report which changes little moves nothing and a change of
 bucket costs the same however many replicas there are. Invariants: every replica is in one bucket;
-what `few` yields is bounded, and where there are no more replicas than that it is all of them.
+what `few` yields is bounded (unless all are asked for), and where there are no more replicas than that
+it is all of them.
 Does not choose: that is the policy's.
 """
 
@@ -29,10 +30,14 @@ _NUM_BUCKETS = 32 * _PER_OCTAVE
 
 
 class Candidates:
-    """The replicas of one model. `draw` in [0, 1) is asked for what is left to chance."""
+    """The replicas of one model. `draw` in [0, 1) is asked for what is left to chance.
 
-    def __init__(self, draw: Callable[[], float]) -> None:
+    `yields_all`: for a policy that must compare all of them, however many there are.
+    """
+
+    def __init__(self, draw: Callable[[], float], *, yields_all: bool = False) -> None:
         self._draw = draw
+        self._yields_all = yields_all
         self._states: dict[int, ReplicaState] = {}
         self._all = _Bag()
         self._buckets = [_Bag() for _ in range(_NUM_BUCKETS)]
@@ -71,12 +76,12 @@ class Candidates:
         return (self._states[replica] for replica in self._least_busy())
 
     def few(self, holders: Sequence[int], avoid: Collection[int] = ()) -> list[ReplicaState]:
-        """At most `NUM_FEW` to choose from: of `holders` (best first), of the least busy, and some by lot.
+        """To choose from: at most `NUM_FEW` of `holders` (best first), of the least busy, and some by lot.
 
         None of `avoid`.
         """
         states = self._states
-        if len(states) <= NUM_FEW:
+        if len(states) <= NUM_FEW or self._yields_all:
             return [state for replica, state in states.items() if replica not in avoid]
         taken = dict.fromkeys(r for r in holders[:NUM_HOLDERS] if r in states and r not in avoid)
         self._add(taken, self._least_busy(), len(taken) + NUM_LEAST, avoid)

@@ -70,7 +70,7 @@ class Dispatcher:
         self._clock = clock
         self._metrics = failure.metrics
         self.fleet = Fleet(urls, secret, self, log)
-        self.survey = Survey(clock, draw)
+        self.survey = Survey(clock, draw, shows_all=routing.compares_all)
         self.directory_watch = DirectoryWatch(self.survey.directory, clock, log)
         self._picker = Picker(self.survey, policy_named(routing), draw)
         self._mover = Mover(self.fleet, self._picker, clock, log, failure.metrics)

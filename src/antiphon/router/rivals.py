@@ -2,7 +2,8 @@
 
 None of them looks at what of a prompt is where, except that a session stays with its replica. All count
 work that was sent since the last report, and a replica's weight. Round robin remembers its turn,
-the others nothing.
+the others nothing. All must be given every replica: the least loaded of a few is not the least loaded, and a
+session's replica would be another one each time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class PolicyName(enum.StrEnum):
     LEAST_LOADED = "least-loaded"
     POWER_OF_TWO = "power-of-two"
     SESSION = "session"
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether it is only itself where it sees every replica: a choice costs more the more there are."""
+        return self is not PolicyName.COST
 
 
 def policy_named(name: PolicyName) -> Policy:

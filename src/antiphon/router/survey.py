@@ -63,12 +63,16 @@ class _Model:
 
 
 class Survey:
-    """The workers of one gateway. `draw` in [0, 1) is asked for what is left to chance."""
+    """The workers of one gateway. `draw` in [0, 1) is asked for what is left to chance.
 
-    def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
+    `shows_all`: views are of all workers, not of a few of many.
+    """
+
+    def __init__(self, clock: Clock, draw: Callable[[], float], *, shows_all: bool = False) -> None:
         self.directory = BlockDirectory()
         self._clock = clock
         self._draw = draw
+        self._shows_all = shows_all
         self._links: dict[int, WorkerLink] = {}  # those that are up, by replica
         self._infos: dict[int, WorkerInfo] = {}  # as they were counted
         self._models: dict[str, _Model] = {}
@@ -179,7 +183,7 @@ class Survey:
     def _candidates(self, info: WorkerInfo) -> Candidates:
         by_role = self._models[info.model].by_role
         if info.role not in by_role:
-            by_role[info.role] = Candidates(self._draw)
+            by_role[info.role] = Candidates(self._draw, yields_all=self._shows_all)
         return by_role[info.role]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import msgspec
 import pytest
@@ -15,9 +17,9 @@ from antiphon.core.generation import Generation, Load, Role, Sampling, WorkerRat
 from antiphon.core.kvblock import Tier
 from antiphon.core.wire import BlockChange, Blocks, pack_keys
 from antiphon.router.candidates import NUM_FEW
-from antiphon.router.cost import LeastCost
 from antiphon.router.link import LinkListener, WorkerLink
 from antiphon.router.picker import Picker
+from antiphon.router.rivals import PolicyName, policy_named
 from antiphon.router.survey import Survey
 from support.lines import Lines
 from support.loopback import worker_info
@@ -38,10 +40,10 @@ class Deaf:
 class World:
     """A survey, and links that are up because it was told so."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: PolicyName = PolicyName.COST) -> None:
         draws = itertools.cycle((0.0, 0.3, 0.6, 0.9))
-        self.survey = Survey(VirtualClock(), lambda: next(draws))
-        self.picker = Picker(self.survey, LeastCost(), lambda: next(draws))
+        self.survey = Survey(VirtualClock(), lambda: next(draws), shows_all=policy.compares_all)
+        self.picker = Picker(self.survey, policy_named(policy), Random(1).random)
         self._numbers = itertools.count()
         self._listener: LinkListener = Deaf()
 
@@ -187,6 +189,50 @@ def test_of_many_workers_few_are_looked_at_and_the_holder_is_among_them(world: W
     world.tell(links[123], generation, 50)
     assert len(world.survey.view(generation).states) <= NUM_FEW
     assert world.picker.pick(generation).link is links[123]
+
+
+def many(policy: PolicyName, loads: list[Load]) -> World:
+    """More workers than the policy of costs would look at."""
+    world = World(policy)
+    for load in loads:
+        world.worker(load)
+    return world
+
+
+def test_the_least_loaded_of_many_is_the_least_loaded_of_all() -> None:
+    """Though a usual request would be done later there than anywhere else."""
+    loads = [msgspec.structs.replace(IDLE, running=2)] * (4 * NUM_FEW)
+    loads[41] = msgspec.structs.replace(IDLE, running=1, waiting_tokens=90_000)
+    world = many(PolicyName.LEAST_LOADED, loads)
+    assert {world.picker.pick(prompt(100)).link.replica for _ in range(20)} == {41}
+
+
+def test_power_of_two_draws_from_all() -> None:
+    """Of many equal workers with prompts in progress each gets its part, the idle-looking ones no more."""
+    world = many(
+        PolicyName.POWER_OF_TWO, [msgspec.structs.replace(IDLE, waiting_tokens=n) for n in range(64)]
+    )
+    taken = Counter(world.picker.pick(prompt(100)).link.replica for _ in range(64 * 40))
+    assert set(taken) == set(range(64))
+    assert max(taken.values()) < 2 * 40
+
+
+def test_round_robin_asks_each_of_many_once_before_any_again() -> None:
+    """However busy they are."""
+    world = many(
+        PolicyName.ROUND_ROBIN, [msgspec.structs.replace(IDLE, waiting_tokens=1000 * n) for n in range(50)]
+    )
+    for _ in range(3):
+        assert {world.picker.pick(prompt(100)).link.replica for _ in range(50)} == set(range(50))
+
+
+def test_a_session_stays_with_one_of_many() -> None:
+    """Every session, at every turn; and they are spread over all."""
+    world = many(PolicyName.SESSION, [IDLE] * 60)
+    asks = [msgspec.structs.replace(prompt(100), session=b"%d" % number) for number in range(200)]
+    homes = [{world.picker.pick(ask).link.replica for _ in range(4)} for ask in asks]
+    assert all(len(home) == 1 for home in homes)
+    assert len(set().union(*homes)) > 50
 
 
 def test_a_prefill_worker_answers_only_where_nobody_else_can(world: World) -> None:
