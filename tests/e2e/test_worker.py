@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -19,7 +20,7 @@ from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import EngineFault
 from antiphon.core.generation import Generation, Load, StepOutput, Terminal, WorkerRates
 from antiphon.core.kvblock import Tier
-from antiphon.core.wire import Abort, Blocks, Frame, Hello, Resync, Submit, decode_up, encoder
+from antiphon.core.wire import Abort, Blocks, Forget, Frame, Hello, Resync, Submit, decode_up, encoder
 from antiphon.obs.log import configure_logging
 from antiphon.worker.build import EngineSize
 from antiphon.worker.main import WorkerSettings, run_worker
@@ -237,6 +238,30 @@ async def test_gateways_are_told_which_blocks_are_held(tmp_path: Path, make_gene
         await one.send(encoder.encode(Resync()))
         assert keys_of(again := await next_blocks(one)) == held
         assert (again.part, again.number) == (0, blocks.number)
+
+
+async def test_an_erased_tenant_leaves_the_worker(tmp_path: Path, make_generation: Make) -> None:
+    """Its blocks go, which gateways are told, and its next prompt is computed; another tenant's are there."""
+    async with worker(tmp_path) as running, running.connect() as socket:
+        assert (await hello(socket)).takes_forget
+        scope = bytes(range(16))
+
+        async def ask(name: str, scope: bytes) -> int:
+            generation = make_generation(name, list(range(100)), max_tokens=1)
+            generation = msgspec.structs.replace(generation, scope=scope + bytes(range(100, 116)))
+            await socket.send(encoder.encode(Submit(generation)))
+            while True:
+                for output in (await next_frame(socket)).outputs:
+                    if output.cached is not None:
+                        return output.cached.total
+
+        assert [await ask("a", scope), await ask("b", bytes(16))] == [0, 0]
+        assert await ask("c", scope) > 0
+        await socket.send(encoder.encode(Forget([scope])))
+        while all(change.is_stored for change in (await next_blocks(socket)).changes):
+            pass
+        assert await ask("d", scope) == 0
+        assert await ask("e", bytes(16)) > 0
 
 
 async def next_blocks(socket: ClientConnection) -> Blocks:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from antiphon.core.clock import VirtualClock
 from antiphon.core.generation import Generation, Sampling, StepOutput, Terminal
+from antiphon.core.scope import tenant_part_of
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.scripted import SCRIPTS, ScriptedRunner, ScriptedSettings
 
@@ -78,6 +79,12 @@ class EngineMachine(RuleBasedStateMachine):
         """Any generation, at any moment, one choice or all."""
         name = data.draw(st.sampled_from(sorted(self.generations)))
         self.engine.abort(name, data.draw(st.sampled_from([None, 0, 1])))
+
+    @rule()
+    def forget(self) -> None:
+        """The tenant is erased: nothing of it is left but what is in use, and answers stay what they are."""
+        self.engine.forget({tenant_part_of(b"tenant:local")})
+        assert self.engine.load().cached_blocks == 0
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:

@@ -32,6 +32,7 @@ class PuppetTier:
     unwanted: set[int] = field(default_factory=set)  # block indices
     begun: dict[str, tuple[Prefix, Callable[[Delivery], None]]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
     kept: list[tuple[KvBlock, bytes]] = field(default_factory=list)
     prefills: list[tuple[int, float]] = field(default_factory=list)
     imports: list[tuple[int, float]] = field(default_factory=list)
@@ -48,6 +49,10 @@ class PuppetTier:
     def cancel(self, generation: str) -> None:
         self._enter("cancel")
         self.cancelled.append(generation)
+
+    def forget(self, tenants: Collection[bytes]) -> None:
+        self._enter("forget")
+        self.forgotten += tenants
 
     def wants(self, block: KvBlock) -> bool:
         self._enter("wants")

@@ -1,6 +1,6 @@
 """Messages on the WebSocket between a gateway and a worker, MessagePack-coded.
 
-One frame is one message. Down: `Submit`, `Abort`, `Resync`. Up: `Hello` once, then per engine step
+One frame is one message. Down: `Submit`, `Abort`, `Resync`, `Forget`. Up: `Hello` once, then per engine step
 ONE `Frame` with the outputs of all this gateway's sequences, or an empty one as a heartbeat; between
 frames `Blocks`, which say what the worker holds. A message that does not decode closes the connection;
 nothing is ever guessed.
@@ -19,6 +19,7 @@ import msgspec
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.generation import Generation, Load, StepOutput, WorkerInfo
 from antiphon.core.kvblock import Tier
+from antiphon.core.scope import TENANT_BYTES
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 16 * 2**20
@@ -51,12 +52,25 @@ class Resync(msgspec.Struct, frozen=True, tag="resync"):
     """Changes were missed: say all that you hold anew."""
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """These tenants were erased: drop what is held of them and not in use. Not for a worker that does not
+    take it: a message that it does not know would close the connection.
+    """
+
+    tenants: list[bytes]  # the `TENANT_BYTES` that all scopes of each begin with
+
+    def __post_init__(self) -> None:
+        if any(len(tenant) != TENANT_BYTES for tenant in self.tenants):
+            raise ValueError(f"what scopes of a tenant begin with has {TENANT_BYTES} bytes")
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """`life` is drawn anew at each start of a worker; numbers of `Blocks` count within it."""
 
     protocol: int
     info: WorkerInfo
     life: int = 0
+    takes_forget: bool = False
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame"):
@@ -91,7 +105,7 @@ class Blocks(msgspec.Struct, frozen=True, tag="blocks", omit_defaults=True):
     is_last: bool = False  # no part follows
 
 
-Down = Submit | Abort | Resync
+Down = Submit | Abort | Resync | Forget
 Up = Hello | Frame | Blocks
 
 encoder = msgspec.msgpack.Encoder()

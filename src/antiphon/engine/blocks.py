@@ -12,6 +12,7 @@ released first, and of one sequence its last block first, so that chains lose th
 
 Which hashes came and went since somebody last asked is kept, at most `most_changes` of them. A hash goes
 when the block that carries it goes: a second block with the same content never carried it.
+A named block has an owner, whom the caller tells by bytes of its own.
 
 Owns no bytes and knows no sequence: the runner is told of evictions by the caller.
 """
@@ -19,6 +20,7 @@ Owns no bytes and knows no sequence: the runner is told of evictions by the call
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import NamedTuple
 
 from antiphon.core.blockhash import BlockHash
@@ -45,6 +47,7 @@ class BlockManager:
         self._num_users = [0] * num_blocks
         self._hash: list[BlockHash | None] = [None] * num_blocks
         self._by_hash: dict[BlockHash, int] = {}
+        self._owner = [b""] * num_blocks  # of those that have a hash
         self._most_changes = most_changes
         self._changes: dict[BlockHash, bool] | None = {}  # whether it came or went; None: too many
 
@@ -122,7 +125,7 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
-    def register(self, block: int, block_hash: BlockHash) -> int:
+    def register(self, block: int, block_hash: BlockHash, owner: bytes = b"") -> int:
         """Name a used, fully computed block. Returns the block that carries the name from now on.
 
         Where another block has it already, that one gets the caller's use and `block` is freed.
@@ -131,6 +134,7 @@ class BlockManager:
         if holder is None:
             self._by_hash[block_hash] = block
             self._hash[block] = block_hash
+            self._owner[block] = owner
             self._note(block_hash, is_named=True)
             return block
         if holder != block:
@@ -148,6 +152,15 @@ class BlockManager:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+
+    def forget(self, owners: Collection[bytes]) -> list[int]:
+        """Free the cached blocks of these owners; which they were. What is used stays."""
+        forgotten = [block for block in self._cached if self._owner[block] in owners]
+        for block in forgotten:
+            del self._cached[block]
+            self._forget(block)
+            self._free.append(block)
+        return forgotten
 
     def is_named(self, block: int) -> bool:
         """Whether it is held under a hash."""

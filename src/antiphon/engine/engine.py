@@ -8,7 +8,7 @@ output with `finish` set, whatever happens: answer complete, abort, deadline, fa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -106,7 +106,8 @@ class Engine:
         if generation.is_prefill_only:
             generation = prompt_blocks(generation, self.runner.block_tokens)
             if not generation.token_ids:  # not one full block: nothing to offer
-                return self._end_at_once(generation)
+                self._ended.append(StepOutput(generation.id, generation.choices[0], 0, [], Terminal.LENGTH))
+                return Prefix(generation.id, (), 0, 0)
         now = self._clock.now()
         deadline = None if generation.timeout_s is None else now + generation.timeout_s
         supply = None if hold_s is None else Supply()
@@ -171,6 +172,10 @@ class Engine:
         """Which blocks came and went since the last call. None: too many, `held_hashes` is what is left."""
         return self._scheduler.blocks.take_changes()
 
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop the blocks of these tenants that are in no use; each by what its scopes begin with."""
+        self._handover.forget(self._scheduler.blocks.forget(tenants))
+
     def exportable(self) -> list[KvBlock]:
         """Blocks that are worth copying out now and were not returned before."""
         return self._handover.take_due()
@@ -199,9 +204,7 @@ class Engine:
                 sequence.queued_s = started - sequence.arrived_s
         before = replace(self.counters)
         outputs = self._run(plan) if plan.slices or plan.preempted else []
-        if self._ended:
-            outputs = self._ended + outputs
-            self._ended = []
+        outputs, self._ended = self._ended + outputs, []
         if plan.slices:
             self.counters.steps += 1
             num_tokens = [s.num_tokens for s in plan.slices]
@@ -373,10 +376,6 @@ class Engine:
             queued_s=sequence.queued_s if is_first else None,
             kv=sequence.report if is_first else None,
         )
-
-    def _end_at_once(self, generation: Generation) -> Prefix:
-        self._ended.append(StepOutput(generation.id, generation.choices[0], 0, [], Terminal.LENGTH))
-        return Prefix(generation.id, (), 0, 0)
 
     def _end(self, sequence: Sequence, finish: Terminal, error: str | None = None) -> None:
         self._forget(sequence)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.kvblock import KvBlock, Tier
+from antiphon.core.scope import tenant_part_of
 from antiphon.engine.blocks import BlockManager
 from antiphon.engine.counters import Counters
 from antiphon.engine.runner import ModelRunner, RunnerFault
@@ -120,7 +121,7 @@ class Handover:
                 self._offered.discard(number)
 
     def forget(self, evicted: Items[int]) -> None:
-        """These blocks were evicted: tell the runner."""
+        """These blocks are held no more: tell the runner."""
         for number in evicted:
             self._runner.drop(number)
             self._offered.discard(number)
@@ -166,4 +167,4 @@ class Handover:
             return []
         self._offered.add(number)
         self._counters.imported_blocks += 1
-        return [self._blocks.register(number, block.hash)]
+        return [self._blocks.register(number, block.hash, tenant_part_of(block.scope))]

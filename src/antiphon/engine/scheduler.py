@@ -135,7 +135,8 @@ class Scheduler:
         if self._share and num_full > sequence.num_kept:
             hashes = sequence.extend_hashes()
             for index in range(sequence.num_kept, num_full):
-                block = self.blocks.register(sequence.block_table[index], hashes[index])
+                owner = sequence.owner_at(index)
+                block = self.blocks.register(sequence.block_table[index], hashes[index], owner)
                 sequence.block_table[index] = block
                 kept.append((index, block))
                 if self._in_flight.get(hashes[index]) is sequence:

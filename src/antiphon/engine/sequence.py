@@ -23,6 +23,7 @@ from antiphon.core.blockhash import PUBLIC_SCOPE, BlockHash, Border, extend_chai
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import CachedTokens, Generation, KvReport
 from antiphon.core.kvblock import KvBlock, Tier
+from antiphon.core.scope import tenant_part_of
 from antiphon.engine.sampling import Sampler
 
 
@@ -147,6 +148,10 @@ class Sequence:
         size = self.chain.block_tokens
         ids = tuple(self.tokens[index * size : (index + 1) * size])
         return KvBlock(self.hashes[index], index, ids, self.chain.border.scope_of(index, size))
+
+    def owner_at(self, index: int) -> bytes:
+        """What tells whose the full block at `index` is, in all its scopes."""
+        return tenant_part_of(self.chain.border.scope_of(index, self.chain.block_tokens))
 
     def count_hits(self, num_hits: int) -> None:
         """Note by tier what the first admission found; later ones change nothing.

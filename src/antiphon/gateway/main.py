@@ -26,6 +26,7 @@ from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.cors import Origins
 from antiphon.gateway.desk import Desk, Limits
+from antiphon.gateway.erasures import ErasureWatch
 from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
 from antiphon.gateway.limiter import Limiter
@@ -50,6 +51,7 @@ from antiphon.router.upstreams import Upstreams
 from antiphon.router.watch import Patience
 from antiphon.store.database import Database
 from antiphon.store.keys import KeyStore
+from antiphon.store.tenants import TenantStore
 from antiphon.store.usage import UsageStore
 
 _BACKLOG = 2048
@@ -132,7 +134,8 @@ async def _serve_callers(
         )
         limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
         backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
-        desk = Desk(models, backends, ScopeMaker(settings.scope_secret), limits, mirror, log)
+        scopes = ScopeMaker(settings.scope_secret)
+        desk = Desk(models, backends, scopes, limits, mirror, log)
         desk.gate = admission = Admission(
             Places(dispatcher.survey, _most_in_flight(settings.models)),
             settings.queue,
@@ -154,6 +157,7 @@ async def _serve_callers(
         gauges = Gauges(metrics, dispatcher, upstreams, admission)
         app = build_app(desk, models, callers, gauges, Admin.of(database))
         registry = _registry(settings, dispatcher, metrics, log)
+        erasures = ErasureWatch(TenantStore(database), dispatcher.fleet, scopes, WallClock(), log)
         with _listen(settings.host, settings.port) as listener:
             server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)
             async with asyncio.TaskGroup() as tasks:
@@ -161,7 +165,9 @@ async def _serve_callers(
                 keys = tasks.create_task(ring.run(), name="keys")
                 books = tasks.create_task(book.run(), name="usage")
                 shared = tasks.create_task(limiter.run(), name="limits")
-                readers = [tasks.create_task(registry.run(), name="registry")] if registry is not None else []
+                readers = [tasks.create_task(erasures.run(), name="erasures")]
+                if registry is not None:
+                    readers.append(tasks.create_task(registry.run(), name="registry"))
                 await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
                 for task in (links, keys, books, shared, *readers):
                     task.cancel()

@@ -138,6 +138,12 @@ class KvCache:
         if self._remote is not None:
             self._remote.writer.offer(blocks)
 
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop what is held here of these tenants, each by what its scopes begin with."""
+        self._host.forget(tenants)
+        if self._remote is not None:
+            self._remote.writer.drop(tenants)
+
     def when_written(self, call: Callable[[], None]) -> None:
         """Call this when all that was kept is in the store, or that fails. It must not block or raise."""
         if self._remote is None:

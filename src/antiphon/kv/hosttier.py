@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from antiphon.core.blockhash import PUBLIC_SCOPE, BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.kvblock import KvBlock, Tier
+from antiphon.core.scope import tenant_part_of
 from antiphon.kv.events import Change, Directory
 
 Payload: TypeAlias = bytes | memoryview
@@ -120,6 +121,16 @@ class HostTier:
                 stored.append(block.hash)
             self._directory.record(Change.STORED, Tier.HOST, stored)
             self._directory.record(Change.REMOVED, Tier.HOST, self._shrink())
+
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop all blocks of these tenants, each by what its scopes begin with."""
+        with self._lock:
+            forgotten = [h for h, entry in self._entries.items() if tenant_part_of(entry.scope) in tenants]
+            for block_hash in forgotten:
+                self.num_bytes -= self._entries.pop(block_hash).num_bytes
+            self._heap = [item for item in self._heap if item[2] in self._entries]
+            heapq.heapify(self._heap)
+            self._directory.record(Change.REMOVED, Tier.HOST, forgotten)
 
     def _shrink(self) -> list[BlockHash]:
         removed = []

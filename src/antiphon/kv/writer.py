@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from antiphon.core.blockhash import BlockHash
 from antiphon.core.clock import Clock
 from antiphon.core.kvblock import KvBlock
+from antiphon.core.scope import tenant_part_of
 from antiphon.kv.breaker import REFUSALS, Breaker
 from antiphon.kv.codec import BlockCodec
 from antiphon.kv.hosttier import Payload
@@ -102,7 +103,7 @@ class WriterParts:
 
 
 class Writer:
-    """`offer`, `touch`, `spoil`, `leave` and `forget` from any thread; `close` once."""
+    """`offer`, `touch`, `spoil`, `leave`, `forget` and `drop` from any thread; `close` once."""
 
     def __init__(self, parts: WriterParts, settings: WriterSettings) -> None:
         self._parts = parts
@@ -192,6 +193,17 @@ class Writer:
             for block in blocks:
                 self._written.drop(block.hash)
                 self._touched.drop(block.hash)
+
+    def drop(self, tenants: Collection[bytes]) -> None:
+        """Give up what is queued of these tenants, each by what its scopes begin with."""
+        with self._news:
+            queue, self._queue = self._queue, deque()
+            for block, payload in queue:
+                if tenant_part_of(block.scope) in tenants:
+                    self._settle(block, payload)
+                else:
+                    self._queue.append((block, payload))
+            self._news.notify_all()
 
     def counts(self) -> WriteCounts:
         """The totals by now, as a copy."""

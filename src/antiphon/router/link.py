@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from antiphon.core.wire import (
     PROTOCOL,
     Abort,
     Blocks,
+    Forget,
     Frame,
     Hello,
     Resync,
@@ -115,7 +117,9 @@ class WorkerLink:
         self.is_leaving = False  # it was taken off the list: no new work
         self.is_suspect = False  # it is silent: no new work
         self.is_barred = False  # its answers fail: no new work
+        self._takes_forget = False  # an older one does not
         self._is_dying = False  # its engine is dead, and it will follow
+        self.tls: ssl.SSLContext | None = None  # checks a worker at an https address; None: the system does
         self._secret = secret
         self._listener = listener
         self._log = log.bind(worker=self.url)
@@ -192,6 +196,13 @@ class WorkerLink:
         """Ask the worker to say anew which blocks it holds."""
         self._send(encoder.encode(Resync()))
 
+    def forget(self, tenants: Collection[bytes]) -> bool:
+        """Have the worker drop what it holds of these tenants; False where it cannot be told."""
+        if self.info is None or not self._takes_forget or len(self._outbox) >= MAX_OUTBOX:
+            return False
+        self._send(encoder.encode(Forget(list(tenants))))
+        return True
+
     async def run(self) -> None:
         """Connect, serve, and connect again, with growing pauses while the worker cannot be reached."""
         pause_s = BACKOFF_MIN_S
@@ -221,6 +232,7 @@ class WorkerLink:
             ping_interval=None,  # frames are the heartbeat
             max_size=MAX_FRAME_BYTES,
             proxy=None,
+            ssl=self.tls if self.url.startswith("wss:") else None,
         )
 
     async def _serve(self, socket: ClientConnection) -> None:
@@ -251,6 +263,7 @@ class WorkerLink:
             raise ProtocolFault(f"the worker speaks protocol {message.protocol}, this gateway {PROTOCOL}")
         self.info = message.info
         self.life = message.life
+        self._takes_forget = message.takes_forget
         self._was_up = True
         self.is_suspect = self._is_dying = False
         self._num_dispatched = self._dispatched_tokens = 0

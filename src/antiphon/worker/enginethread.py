@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -108,6 +108,10 @@ class EngineThread:
         """End a generation, or one choice of it."""
         self._post(lambda engine: self._abort(engine, generation_id, choice))
 
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop the blocks of these tenants that are in no use, each by what its scopes begin with."""
+        self._post(lambda engine: self._forget(engine, tenants))
+
     def give_back(self) -> None:
         """End all answers as lost, so that gateways carry them on elsewhere."""
         self._post(lambda engine: self._late.extend(engine.end_all(Terminal.LOST, _STOPS)))
@@ -148,6 +152,11 @@ class EngineThread:
             engine.abort(generation_id, choice)
         else:
             self._bridge.abort(engine, generation_id, choice)
+
+    def _forget(self, engine: Engine, tenants: Collection[bytes]) -> None:
+        engine.forget(tenants)
+        if self._bridge is not None:
+            self._bridge.forget(tenants)
 
     def _main(
         self,

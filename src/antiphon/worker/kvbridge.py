@@ -60,6 +60,10 @@ class KvTier(Protocol):
         """Take computed blocks."""
         ...
 
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop what is held of these tenants."""
+        ...
+
     def when_written(self, call: Callable[[], None]) -> None:
         """Call this, here or on another thread, when others can find what was kept, or that has failed."""
         ...
@@ -114,6 +118,12 @@ class KvBridge:
         tier = self._tier
         if tier is not None and not engine.is_open(generation_id):
             self._try(lambda: tier.cancel(generation_id))
+
+    def forget(self, tenants: Collection[bytes]) -> None:
+        """Drop what the tier holds of these tenants."""
+        tier = self._tier
+        if tier is not None:
+            self._try(lambda: tier.forget(tenants))
 
     def hold_back(self, outputs: list[StepOutput]) -> list[StepOutput]:
         """Those that may leave now. Call with all outputs of a step, before `after_step`."""

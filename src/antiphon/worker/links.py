@@ -20,6 +20,7 @@ from antiphon.core.wire import (
     HEARTBEAT_S,
     PROTOCOL,
     Abort,
+    Forget,
     Frame,
     Hello,
     Resync,
@@ -153,7 +154,7 @@ class Links:
         return hmac.compare_digest(given, b"Bearer " + self._secret)
 
     async def _write(self, link: Link, send: Send) -> None:
-        await send(_message(Hello(PROTOCOL, self._info, self._directory.life)))
+        await send(_message(Hello(PROTOCOL, self._info, self._directory.life, takes_forget=True)))
         link.flush()  # the load, and what is held, are news to it
         while not link.is_slow:
             try:
@@ -194,6 +195,9 @@ class Links:
                 case Abort(generation_id, choice):
                     if self._owner.get(generation_id) is link:
                         self._engine.abort(generation_id, choice)
+                case Forget(tenants):
+                    self._log.info("kv.forget", num_tenants=len(tenants))
+                    self._engine.forget(frozenset(tenants))
                 case Resync():
                     link.feed.resync()
                     link.flush()

@@ -26,6 +26,7 @@ from antiphon.core.wire import (
     BlockChange,
     Blocks,
     Down,
+    Forget,
     Frame,
     Hello,
     Resync,
@@ -75,7 +76,14 @@ OUTPUT = StepOutput(
 
 
 @pytest.mark.parametrize(
-    "message", [Submit(GENERATION), Abort("chatcmpl-1"), Abort("chatcmpl-1", 1), Resync()]
+    "message",
+    [
+        Submit(GENERATION),
+        Abort("chatcmpl-1"),
+        Abort("chatcmpl-1", 1),
+        Resync(),
+        Forget([bytes(16), b"16 bytes of one."]),
+    ],
 )
 def test_messages_to_the_worker_survive_the_wire(message: Down) -> None:
     """Encoded and decoded they are equal."""
@@ -86,6 +94,7 @@ def test_messages_to_the_worker_survive_the_wire(message: Down) -> None:
     "message",
     [
         Hello(PROTOCOL, INFO, 2**63),
+        Hello(PROTOCOL, INFO, 1, takes_forget=True),
         Blocks(2**63, 7, [BlockChange(Tier.HOST, True, b"8 bytes.")]),
         Blocks(1, 0, [], part=0, is_last=True),
         Frame([OUTPUT], Load(1, 2, 3, 4, 5, 6, 7, True)),
@@ -141,3 +150,16 @@ def test_the_bytes_of_block_news_are_as_they_were() -> None:
         b"\x84\xa4type\xa6blocks\xa4life\x05\xa6number\x07\xa7changes\x91\x93\x02\xc2\xc4\x088 bytes."
     )
     assert encoder.encode(Resync()) == b"\x81\xa4type\xa6resync"
+
+
+def test_a_worker_that_does_not_say_so_takes_no_forget() -> None:
+    """Those built before it was there would close the link for it."""
+    old = {"type": "hello", "protocol": PROTOCOL, "info": msgspec.to_builtins(INFO), "life": 3}
+    assert decode_up(msgspec.msgpack.encode(old)) == Hello(PROTOCOL, INFO, 3, takes_forget=False)
+
+
+@pytest.mark.parametrize("tenant", [b"", bytes(15), bytes(17), bytes(32), "16 letters here."])
+def test_half_a_tenant_does_not_decode(tenant: object) -> None:
+    """A shorter one would be that of many."""
+    with pytest.raises(msgspec.DecodeError):
+        decode_down(msgspec.msgpack.encode({"type": "forget", "tenants": [tenant]}))

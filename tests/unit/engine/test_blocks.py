@@ -141,3 +141,33 @@ def test_changes_that_nobody_takes_are_bounded() -> None:
     assert set(manager.hashes()) == {hash_of(n) for n in (0, 1, 2, 10, 11, 12, 13)}
     filled(manager, 20, 1)
     assert manager.take_changes() == HashChanges([hash_of(20)], [])
+
+
+def test_forgotten_owners_lose_what_nobody_uses() -> None:
+    """Their cached blocks are free and found no more; those in use stay, and so do all of others."""
+    manager = BlockManager(8)
+    blocks = manager.allocate(5, [])
+    for number, (block, owner) in enumerate(zip(blocks, (b"a", b"a", b"b", b"", b"a"), strict=True)):
+        manager.register(block, hash_of(number), owner)
+    manager.release(blocks[:4])
+    manager.take_changes()
+    assert manager.forget({b"a", b"nobody"}) == blocks[1::-1]
+    manager.check()
+    assert (manager.num_free, manager.num_cached, manager.num_used) == (5, 2, 1)
+    found = [bool(manager.find_prefix([hash_of(number)])) for number in range(5)]
+    assert found == [False, False, True, True, True]
+    assert manager.take_changes() == HashChanges([], [hash_of(1), hash_of(0)])
+    manager.release(blocks[4:])
+    assert manager.forget({b"a"}) == [blocks[4]]
+    assert manager.forget({b"a"}) == []
+
+
+def test_a_name_given_anew_has_its_new_owner() -> None:
+    """A block that was evicted and filled by another owner is not the first one's any more."""
+    manager = BlockManager(1)
+    for owner in (b"a", b"b"):
+        blocks = manager.allocate(1, [])
+        manager.register(blocks[0], hash_of(ord(owner)), owner)
+        manager.release(blocks)
+    assert manager.forget({b"a"}) == []
+    assert manager.forget({b"b"}) == [0]

@@ -266,3 +266,35 @@ def test_without_anybody_to_ask_no_blocks_are_named(make_generation: Make) -> No
     engine = engine_with()
     assert engine.add(make_generation("g", PROMPT)) == Prefix("g", (), 0, len(PROMPT))
     assert engine.has_work
+
+
+def test_forgotten_tenants_are_computed_anew(make_generation: Make, saved: Arrivals, cold: list[int]) -> None:
+    """What came from elsewhere and what was computed here goes; others keep theirs, answers stay the same."""
+    engine = engine_with()
+    held(engine, make_generation)
+    engine.supply("g", saved, FETCHED)
+    assert ids(run(engine)) == cold
+    engine.add(make_generation("h", PROMPT, tenant="other"))
+    run(engine)
+    num_held = engine.load().cached_blocks
+    engine.forget({b"tenant:local"})
+    engine.check()
+    num_left = engine.load().cached_blocks
+    assert 0 < num_left < num_held
+    assert {block.scope for block in engine.exportable()} == {b"tenant:other"}
+    engine.add(make_generation("i", PROMPT))
+    outputs = run(engine)
+    assert ids(outputs) == cold
+    assert outputs[0].cached == CachedTokens()
+    engine.add(make_generation("j", PROMPT, tenant="other"))
+    assert run(engine)[0].cached == CachedTokens(engine=4 * BLOCK)
+
+
+def test_public_blocks_are_nobodys(make_generation: Make) -> None:
+    """Those of the operator's prefixes stay, whoever computed them."""
+    engine = engine_with()
+    generation = msgspec.structs.replace(make_generation("g", PROMPT), num_public_tokens=2 * BLOCK)
+    engine.add(generation)
+    run(engine)
+    engine.forget({b"tenant:local"})
+    assert engine.load().cached_blocks == 2

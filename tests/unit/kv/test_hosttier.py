@@ -6,10 +6,11 @@ import pytest
 
 from antiphon.core.clock import VirtualClock
 from antiphon.core.kvblock import KvBlock, Tier
+from antiphon.core.scope import tenant_part_of
 from antiphon.kv.events import Change, Directory
 from antiphon.kv.hosttier import ENTRY_BYTES, HostSettings, HostTier
 from support.kvchains import BLOCK_BYTES, chain, payload_of, with_payloads
-from support.kvvalues import OTHER_SCOPE
+from support.kvvalues import OTHER_SCOPE, SCOPE
 
 ENTRY = BLOCK_BYTES + ENTRY_BYTES
 
@@ -166,3 +167,20 @@ def test_the_directory_hears_of_every_change() -> None:
     assert host.directory.snapshot().hashes[Tier.HOST] == {
         block.hash for block in blocks[:2] + chain(1, start=1000)
     }
+
+
+def test_forgotten_tenants_leave_nothing() -> None:
+    """Blocks of all narrowings of their scope go and are told; others and public ones stay; room is room."""
+    host = Host(20)
+    mine, narrowed = chain(3, num_public=1), chain(2, start=500, scope=tenant_part_of(SCOPE) + b"x" * 16)
+    theirs = chain(2, start=1000, scope=OTHER_SCOPE)
+    for blocks in (mine, narrowed, theirs):
+        host.put(blocks)
+    before = host.directory.snapshot().hashes[Tier.HOST]
+    host.tier.forget({tenant_part_of(SCOPE)})
+    left = {mine[0].hash, *(block.hash for block in theirs)}
+    assert [host.held(blocks) for blocks in (mine, narrowed, theirs)] == [[0], [], [0, 1]]
+    assert host.tier.num_bytes == 3 * ENTRY
+    assert host.directory.snapshot().hashes[Tier.HOST] == left < before
+    host.put(chain(20, start=5000))  # the order of what goes first is whole
+    assert host.tier.num_bytes <= 20 * ENTRY

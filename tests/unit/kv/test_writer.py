@@ -10,12 +10,14 @@ import pytest
 
 from antiphon.core.clock import VirtualClock, WallClock
 from antiphon.core.kvblock import KvBlock
+from antiphon.core.scope import tenant_part_of
 from antiphon.kv.breaker import Breaker, BreakerSettings, BreakerState
 from antiphon.kv.memorystore import MemoryStore
 from antiphon.kv.store import FaultKind, StoreFault
 from antiphon.kv.ttl import TtlPolicy
 from antiphon.kv.writer import Writer, WriterParts, WriterSettings
 from support.kvchains import BLOCK_BYTES, CODEC, PATIENCE_S, PuppetStore, chain, payload_of, with_payloads
+from support.kvvalues import OTHER_SCOPE, SCOPE
 
 SETTINGS = WriterSettings(most_bytes=4 * BLOCK_BYTES)
 
@@ -373,3 +375,22 @@ def test_a_bug_costs_a_write_and_not_the_thread(desk: Desk) -> None:
     desk.store.bug = None
     desk.put([second])
     assert desk.stored == [second]
+
+
+def test_what_is_queued_of_a_forgotten_tenant_is_given_up(desk: Desk) -> None:
+    """It never reaches the store, its room is free, and who waits for it to be written waits no longer."""
+    (first,) = chain(1, start=1000, scope=OTHER_SCOPE)
+    desk.hold(first)
+    mine, theirs = chain(2), chain(1, start=2000, scope=OTHER_SCOPE)
+    desk.writer.offer(with_payloads([*mine, *theirs]))
+    is_settled = threading.Event()
+    desk.writer.when_written(is_settled.set)
+    desk.writer.drop({tenant_part_of(SCOPE)})
+    assert desk.writer.num_bytes_queued == 2 * BLOCK_BYTES
+    desk.store.let_go()
+    desk.drained()
+    assert is_settled.wait(PATIENCE_S)
+    assert desk.stored == [first, *theirs]
+    assert desk.values(mine) == [None, None]
+    desk.put(mine)  # offered anew it is written: nothing remembers that it was there
+    assert desk.stored[2:] == mine

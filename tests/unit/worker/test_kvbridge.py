@@ -340,3 +340,15 @@ def test_the_host_tier_answers_at_once(make_generation: Make) -> None:
     assert outputs[0].kv is not None
     assert (outputs[0].kv.num_host, outputs[0].kv.decision) == (4, "none")
     cache.close()
+
+
+def test_the_tier_is_told_whom_to_forget(make_generation: Make) -> None:
+    """And one that fails at it costs no answer."""
+    tier = PuppetTier()
+    bench = Bench(tier)
+    bench.bridge.forget({b"tenant:local"})
+    assert tier.forgotten == [b"tenant:local"]
+    tier.broken = "forget"
+    bench.bridge.forget({b"tenant:local"})
+    bench.add(make_generation("g", PROMPT))
+    assert bench.run()[-1].finish is Terminal.LENGTH
