@@ -78,7 +78,7 @@ def check_facts(facts: ServerFacts) -> Iterator[Finding]:
 async def _refusals(redis: ControlRedis) -> list[tuple[str, str]]:
     """Each command that is needed, and what the server said where this login may not use it."""
     nonce = os.urandom(keys.PROBE_NONCE_BYTES)
-    value, members = (keys.control_probe_key(nonce, kind) for kind in ("value", "members"))
+    value, members, fields = (keys.control_probe_key(nonce, kind) for kind in ("value", "members", "fields"))
     commands: list[Command] = [
         ("SET", value, b"?", "PX", _PROBE_TTL_MS),
         ("GETRANGE", value, 0, 1),
@@ -88,9 +88,16 @@ async def _refusals(redis: ControlRedis) -> list[tuple[str, str]]:
         ("PEXPIRE", members, _PROBE_TTL_MS),
         ("SRANDMEMBER", members, 1),
         ("SREM", members, b"?"),
+        ("HSET", fields, b"?", 1),
+        ("PEXPIRE", fields, _PROBE_TTL_MS),
+        ("HINCRBY", fields, b"?", 1),
+        ("HSETNX", fields, b"?", 1),
+        ("HGETALL", fields),
+        ("HDEL", fields, b"?"),
     ]
     try:
         replies = await redis.run(commands, _TIMEOUT_S)
+        await redis.time_s(_TIMEOUT_S)
     finally:
         await redis.close()
     return [

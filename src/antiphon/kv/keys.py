@@ -126,7 +126,7 @@ PATTERNS: tuple[KeyPattern, ...] = (
     KeyPattern(
         name="control probe",
         role=Role.CONTROL,
-        type="string, set",
+        type="string, set, hash",
         pattern=f"{_CONTROL_PREFIX}:probe:<nonce, 16 hex>:<kind>",
         ttl="seconds",
         writer="antiphon doctor",
