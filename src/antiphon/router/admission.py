@@ -11,9 +11,9 @@ its share where one's own is below, or a heavier tenant of the same class. The n
 tenant there is displaced.
 
 A request that would wait too long is refused when it comes: by the tokens before it and the rate at which
-they start. Too long is most of its time, or of its class's longest wait. Where its class has waited without a
-break for a tenth of that, a twentieth is too long: a queue that empties again carries a burst over and is
-worth waiting in, one that stands only makes everybody late.
+they start. Too long is most of its time, or of its class's longest wait; a twentieth of that, where more than
+a few of its class wait and some have without a break for a second. A queue that empties again carries a burst
+over and is worth waiting in, one that stands only makes everybody late.
 
 Invariants: a ticket that joined leaves in exactly one way: taken, left or displaced; bounds hold after each
 call; a class with waiters gets its share of what starts, less one request. No clock and no chance of its
@@ -40,8 +40,9 @@ MOST_RETRY_S = 60.0
 
 SHARES = {Priority.INTERACTIVE: 0.7, Priority.DEFAULT: 0.2, Priority.BATCH: 0.1}
 LONGEST_WAIT_S = {Priority.INTERACTIVE: 10.0, Priority.DEFAULT: 30.0, Priority.BATCH: 120.0}
-STANDING_AFTER = 0.1  # of the longest wait
-STANDING_SHARE = 0.05
+STANDING_AFTER_S = 1.0
+STANDING_SHARE = 0.05  # of the longest wait
+FEW = 4  # requests: where places are few and answers long, some may always wait
 CAUTION = 0.75  # of a time that may be waited, what an estimate may say
 
 
@@ -62,6 +63,7 @@ class AdmissionQueue:
         self.lanes = {priority: Lane() for priority in Priority}
         self._earned = dict.fromkeys(Priority, 0.0)  # tokens that a class may start before more urgent ones
         self._since_s = dict.fromkeys(Priority, 0.0)  # when the class began to wait
+        self._rates = {priority: ServiceRate() for priority in Priority}  # of each class while it waits
         self._rate = ServiceRate()
 
     def __len__(self) -> int:
@@ -82,17 +84,20 @@ class AdmissionQueue:
         displaced = self._make_room(ticket)
         if displaced is None:
             raise self.busy(ticket, QUEUE_FULL, draw)
+        for victim in displaced:
+            self._note_empty(victim.priority, now_s)
         lane = self.lanes[ticket.priority]
         if not lane:
             self._since_s[ticket.priority] = now_s
         lane.join(ticket)
+        self._rates[ticket.priority].begin(now_s)
         self._rate.begin(now_s)
         return displaced
 
     def head(self) -> Ticket | None:
         """Who comes next; None where nobody waits."""
         heads = [head for lane in self.lanes.values() if (head := lane.head()) is not None]
-        earned = (head for head in heads if self._earned[head.priority] >= head.num_tokens)
+        earned = (head for head in reversed(heads) if self._earned[head.priority] >= head.num_tokens)
         return next(earned, heads[0] if heads else None)
 
     def take(self, ticket: Ticket, now_s: float) -> None:
@@ -105,15 +110,14 @@ class AdmissionQueue:
                 earned = max(earned - ticket.num_tokens, 0.0)
             self._earned[priority] = earned if lane else 0.0
         if ticket.arrived_s < now_s:
+            self._rates[own].started(ticket.num_tokens, now_s)
             self._rate.started(ticket.num_tokens, now_s)
-        if not len(self):
-            self._rate.end(now_s)
+        self._note_empty(own, now_s)
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more: its client left, or its time is over."""
         self._remove(ticket)
-        if not len(self):
-            self._rate.end(now_s)
+        self._note_empty(ticket.priority, now_s)
 
     def settle(self, ticket: Ticket, num_tokens: int) -> None:
         """One that was taken has ended; it really used so many tokens."""
@@ -122,16 +126,17 @@ class AdmissionQueue:
     def wait_s(self, ticket: Ticket) -> float:
         """How long one like this would wait if it came now; 0 where that is not known yet.
 
-        For all that is more urgent and what its own class serves before it, but no longer than its class's
-        share takes for the latter and itself.
+        For what its class serves before it, as fast as its class was served of late while it waited, and no
+        slower than its share. Where more urgent ones wait it has to earn its own turn as well.
         """
         rate = self._rate.tokens_per_s
         if rate is None:
             return 0.0
         own = ticket.priority
-        ahead = self.lanes[own].tokens_ahead(ticket.tenant)
-        more_urgent = sum(lane.num_tokens for priority, lane in self.lanes.items() if priority < own)
-        return min(more_urgent + ahead, (ahead + ticket.num_tokens) / SHARES[own]) / rate
+        tokens = self.lanes[own].tokens_ahead(ticket.tenant)
+        if any(lane for priority, lane in self.lanes.items() if priority < own):
+            tokens += ticket.num_tokens
+        return tokens / max(self._rates[own].tokens_per_s or rate, SHARES[own] * rate)
 
     def busy(self, ticket: Ticket, reason: str, draw: float) -> Busy:
         """The error for one that is turned away. `draw` in [0, 1) spreads those who come back."""
@@ -142,9 +147,8 @@ class AdmissionQueue:
 
     def _longest_s(self, priority: Priority, now_s: float) -> float:
         """The longest wait that is worth it now."""
-        longest_s = self.bounds.longest_wait_s[priority]
-        stands_s = now_s - self._since_s[priority] if self.lanes[priority] else 0.0
-        return longest_s * (STANDING_SHARE if stands_s > STANDING_AFTER * longest_s else CAUTION)
+        stands = now_s - self._since_s[priority] > STANDING_AFTER_S and len(self.lanes[priority]) >= FEW
+        return self.bounds.longest_wait_s[priority] * (STANDING_SHARE if stands else CAUTION)
 
     def _make_room(self, ticket: Ticket) -> list[Ticket] | None:
         """Whom to displace, displaced already; None, and nobody is, where that is not enough."""
@@ -183,6 +187,12 @@ class AdmissionQueue:
         """How much more of what the queue holds is of this class than its due; below 0: less."""
         total = sum(lane.weight for lane in self.lanes.values())
         return self.lanes[priority].weight - SHARES[priority] * total
+
+    def _note_empty(self, priority: Priority, now_s: float) -> None:
+        if not self.lanes[priority]:
+            self._rates[priority].end(now_s)
+        if not len(self):
+            self._rate.end(now_s)
 
     def _remove(self, ticket: Ticket) -> None:
         lane = self.lanes[ticket.priority]
