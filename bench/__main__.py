@@ -26,6 +26,7 @@ from bench import (
     kv_type,
     kv_wire,
     kv_write,
+    limits,
     overload,
     peers,
     report,
@@ -59,6 +60,7 @@ _BENCHES = {
     "router": "what one choice of a worker takes, and what the directory weighs",
     "routing-live": "routing policies side by side, before workers near saturation",
     "failover": "workers killed and stopped at random under streams that must not notice",
+    "limits": "limits that two gateways share, what they cost, and books that add up",
     "overload": "twice as much asked for as can be answered, against a first-come front",
     "split": "prefill and decode workers against as many that do both",
     "kv-resume": "chats after their worker was killed: KV from Redis against computing it",
@@ -71,7 +73,7 @@ _BENCHES = {
     "kv-write": "what writing KV behind costs the answers being made",
 }
 
-_ALONE = ("scheduler", "split", "routing", "router", "failover", "routing-live", "overload")
+_ALONE = ("scheduler", "split", "routing", "router", "failover", "routing-live", "overload", "limits")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,6 +186,9 @@ async def _lone_bench(args: argparse.Namespace) -> Run:
     if args.name == "failover":
         faults = failover.Settings.quick() if quick else failover.Settings()
         return await failover.run(faults, is_quick=quick)
+    if args.name == "limits":
+        bounds = limits.Settings.quick() if quick else limits.Settings()
+        return await limits.run(bounds, is_quick=quick)
     if args.name == "overload":
         rush = overload.Settings.quick() if quick else overload.Settings()
         return await overload.run(rush, is_quick=quick)

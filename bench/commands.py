@@ -106,15 +106,17 @@ class Fleet:
         *workers: Command,
         routing: str | None = None,
         control_redis: str = "none",
-        database: str | None = None,
+        queue_wait_s: int | None = None,
     ) -> Command:
-        """A gateway in front of workers, which need not be there yet. `database`: another one's."""
+        """A gateway in front of workers, which need not be there yet."""
         port = free_port()
-        argv = [*self._argv("gateway"), "--port", str(port), "--database", database or self.database]
+        argv = [*self._argv("gateway"), "--port", str(port), "--database", self.database]
         argv += ["--control-redis", control_redis]
         argv += [part for worker in workers for part in ("--worker", worker.url)]
         if routing is not None:
             argv += ["--routing", routing]
+        if queue_wait_s is not None:
+            argv += ["--queue-wait", str(queue_wait_s)]
         return Command("antiphon gateway", argv, f"http://127.0.0.1:{port}", "/health", self._env)
 
     def _argv(self, command: str) -> list[str]:

@@ -63,6 +63,7 @@ class Settings:
     answer_tokens: tuple[int, int] = (16, 96)
     class_shares: tuple[float, float, float] = (0.5, 0.3, 0.2)  # of interactive, default, batch
     ttft_limits_s: tuple[float, float, float] = (1.0, 2.0, 10.0)
+    queue_wait_s: int = 1  # an operator who promises quick answers; the default is for people who wait
     depths: tuple[int, ...] = (48, 64, 96)
     level_s: float = 10.0
     warm_s: float = 2.0  # of each load, not counted in its goodput
@@ -151,7 +152,9 @@ async def _fleet(settings: Settings) -> AsyncIterator[OverloadBench]:
         made = [fleet.worker(settings.shape, tiers=NO_TIERS) for _ in range(settings.num_workers)]
         for command in made:
             await stack.enter_async_context(running(command))
-        gateway = await stack.enter_async_context(running(fleet.gateway(*made)))
+        gateway = await stack.enter_async_context(
+            running(fleet.gateway(*made, queue_wait_s=settings.queue_wait_s))
+        )
         await linked(gateway, settings.num_workers)
         yield OverloadBench(settings, gateway.url, callers)
 
