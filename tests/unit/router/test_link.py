@@ -357,3 +357,20 @@ async def test_news_of_blocks_reach_the_listener_and_a_resync_the_worker() -> No
         assert linked_.link.life == 77
         linked_.link.resync()
         assert await worker.resyncs.get() in worker.sessions
+
+
+async def test_a_worker_is_told_whom_to_forget() -> None:
+    """One that takes it, while it is up; others are not sent what they would not understand."""
+    tenants = [bytes(16), bytes(range(16))]
+    worker = LoopbackWorker(silent)
+    async with linked(worker) as linked_, asyncio.timeout(5):
+        assert linked_.link.forget(tenants)
+        assert await worker.forgets.get() == tenants
+    assert not linked_.link.forget(tenants)
+    old = LoopbackWorker(silent)
+    old.takes_forget = False
+    async with linked(old) as linked_, asyncio.timeout(5):
+        assert not linked_.link.forget(tenants)
+        linked_.link.resync()
+        await old.resyncs.get()  # came behind it, had it been sent
+        assert old.forgets.empty()
