@@ -34,7 +34,7 @@ from antiphon.router.fleet import Fleet
 from antiphon.router.link import Failure, WorkerLink
 from antiphon.router.mover import Mover
 from antiphon.router.picker import Pick, Picker
-from antiphon.router.quarantine import Quarantine, culprit
+from antiphon.router.quarantine import Leavers, Quarantine, culprit
 from antiphon.router.rivals import PolicyName, policy_named
 from antiphon.router.splitter import Outcome, Splitter
 from antiphon.router.survey import Survey
@@ -79,6 +79,7 @@ class Dispatcher:
         self._budget = RetryBudget(clock)
         self._ejections = Ejections(clock)
         self._quarantine = Quarantine(clock)
+        self._leavers = Leavers()
 
     @property
     def num_parked(self) -> int:
@@ -131,6 +132,7 @@ class Dispatcher:
         found = self._watch.tick()
         for link in found.recovered:
             link.is_suspect = False
+            self._leavers.forget(link.url)
             self.survey.load_changed(link)
             self._log.info("link.recovered", worker=link.url)
         for link in found.suspects:
@@ -160,7 +162,9 @@ class Dispatcher:
         failures = [Failure(attempt, Terminal.LOST, None, attempt.open_choices) for attempt in lost]
         for failure in failures:
             failure.attempt.take_away(failure.choices)
-        self._carry_on(link, failures, Cause.DRAIN if was_draining else Cause.DEATH)
+        self._carry_on(
+            link, failures, Cause.DRAIN if was_draining else Cause.DEATH, self._leavers.take(link.url)
+        )
 
     def attempts_failed(self, link: WorkerLink, failures: Sequence[Failure]) -> None:
         """A worker gives answers back, all that one frame named."""
@@ -182,13 +186,14 @@ class Dispatcher:
         """A worker has more to do, or less, or may get no more."""
         self.survey.load_changed(link)
 
-    def _carry_on(self, link: WorkerLink, lost: Sequence[Failure], cause: Cause) -> None:
-        """Move what was lost together: first those who had spoken, then the suspects."""
-        if not lost:
-            return
+    def _carry_on(
+        self, link: WorkerLink, lost: Sequence[Failure], cause: Cause, left: Sequence[Answer] = ()
+    ) -> None:
+        """Move what was lost together: first those who had spoken, then the suspects. Some `left` before."""
         if cause is Cause.DEATH:
-            self._note_failure(link)
-            self._accuse([f.attempt.answer for f in lost if not f.attempt.has_spoken])
+            if lost:
+                self._note_failure(link)
+            self._accuse([*left, *(f.attempt.answer for f in lost if not f.attempt.has_spoken)])
         for failure in sorted(lost, key=lambda failure: not failure.attempt.has_spoken):
             self._mover.move(failure.attempt.answer, failure.choices, cause)
 
@@ -250,6 +255,8 @@ class Dispatcher:
             if answer.num_stalls and not self._pay(Cause.STALL):
                 continue
             answer.num_stalls += 1
+            if not attempt.has_spoken:
+                self._leavers.note(link.url, answer)
             self._leave(attempt, Cause.STALL)
 
     def _leave_overdue(self, link: WorkerLink, attempt: Attempt, cause: Cause) -> None:

@@ -6,6 +6,10 @@ speak. A suspect whose second worker dies too, and who is the only such one ther
 fingerprint is barred for `TTL_S`. So a request that kills at its prompt costs two workers, one that
 kills in mid-answer three.
 
+A worker may hang instead: it falls silent, and answers leave it before it is known to be lost. If it is
+lost in the end, and did not speak in between, those that left and have not got a token since are suspects as
+if they had stayed. One that was silent for a moment makes nobody suspect.
+
 A fingerprint is a keyed digest of what decides the computation (scope, prompt, bias, constraint), not of
 seed, temperature or lengths; no text can be found from it, and other tenants' requests never match.
 """
@@ -72,6 +76,26 @@ class Quarantine:
             sampling.logprobs,
         ]
         return blake3(msgspec.msgpack.encode(fields), key=self._key).digest(16)
+
+
+class Leavers:
+    """Answers that left silent workers before these spoke to them. `worker`: an address."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, list[tuple[Answer, int]]] = {}  # with the tokens each had then
+
+    def note(self, worker: str, answer: Answer) -> None:
+        """It leaves; the worker has said nothing to it."""
+        self._left.setdefault(worker, []).append((answer, answer.num_received))
+
+    def forget(self, worker: str) -> None:
+        """The worker speaks again."""
+        self._left.pop(worker, None)
+
+    def take(self, worker: str) -> list[Answer]:
+        """The worker is lost: those that have got nothing since."""
+        left = self._left.pop(worker, [])
+        return [answer for answer, num_then in left if answer.num_received == num_then]
 
 
 def culprit(suspects: Sequence[Answer]) -> Answer | None:
