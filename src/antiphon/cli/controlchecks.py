@@ -97,11 +97,15 @@ async def _refusals(redis: ControlRedis) -> list[tuple[str, str]]:
     ]
     try:
         replies = await redis.run(commands, _TIMEOUT_S)
-        await redis.time_s(_TIMEOUT_S)
+        refusals = [
+            (str(command[0]), reply.text)
+            for command, reply in zip(commands, replies, strict=True)
+            if isinstance(reply, Refusal)
+        ]
+        try:
+            await redis.time_s(_TIMEOUT_S)
+        except ControlFault as error:
+            refusals.append(("TIME", str(error)))
     finally:
         await redis.close()
-    return [
-        (str(command[0]), reply.text)
-        for command, reply in zip(commands, replies, strict=True)
-        if isinstance(reply, Refusal)
-    ]
+    return refusals
