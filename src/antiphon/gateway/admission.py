@@ -38,8 +38,8 @@ from antiphon.router.room import Room
 from antiphon.router.servicerate import Expectation
 
 PATIENCE_S = 2.0  # with nobody to serve a model, for those that wait: a worker that restarts is not so quick
-ABORTED = "aborted"
-NO_REPLICA = "no-replica"
+CLIENT_LEFT = "client-left"
+NO_REASON = "no-replica"  # the only refusal that is not for want of room or time
 
 
 class OpenGate:
@@ -74,6 +74,10 @@ class _Entry:
         self._is_settled = False
         self._place: asyncio.Future[Source] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_client_gone(self) -> bool:
+        return self._account.is_client_gone
 
     def wait(self, longest_s: float) -> None:
         """It stands in the queue now, no longer than that."""
@@ -185,8 +189,7 @@ class _Line:
         """It was ended from outside while it waited."""
         now_s = self._gate.clock.now()
         self._take_out(entry.ticket, now_s)
-        error = expired() if finish is Terminal.DEADLINE else ended(finish)
-        self._refuse(entry, error, now_s, ABORTED)
+        self._refuse(entry, ended(finish), now_s, CLIENT_LEFT if entry.is_client_gone else None)
 
     def settle(self, ticket: Ticket, account: Account, work: Work) -> None:
         """What was started has ended, and used so much."""
@@ -226,7 +229,7 @@ class _Line:
         now_s = self._gate.clock.now()
         for ticket, entry in list(self.entries.items()):
             self._take_out(ticket, now_s)
-            self._refuse(entry, no_replica(self.model), now_s, NO_REPLICA)
+            self._refuse(entry, no_replica(self.model), now_s)
 
     def _start(self, entry: _Entry, now_s: float) -> None:
         ticket = entry.ticket
@@ -247,8 +250,8 @@ class _Line:
         del self.entries[ticket]
         self.queue.leave(ticket, now_s)
 
-    def _refuse(self, entry: _Entry, error: AntiphonError, now_s: float, reason: str = "") -> None:
-        self._gate.count(entry.ticket.priority, error.dropped_reason or reason)
+    def _refuse(self, entry: _Entry, error: AntiphonError, now_s: float, reason: str | None = None) -> None:
+        self._gate.count(entry.ticket.priority, reason or error.dropped_reason or NO_REASON)
         entry.refuse(error, now_s - entry.ticket.arrived_s)
 
 

@@ -21,6 +21,9 @@ from antiphon.gateway.errors import of_output
 from antiphon.gateway.models import AnyModel
 from antiphon.gateway.text import NO_MATTER_S, Piece, whole_of
 from antiphon.obs.log import Logger
+from antiphon.router.admission import EXPIRED
+
+STOPPING = "rejected-stopping"
 
 
 class Speaker(Protocol):
@@ -155,9 +158,10 @@ class Course:
 
 
 def ended(finish: Terminal) -> AntiphonError:
-    """The error for one that was ended from outside."""
+    """The error for one that was ended from outside before it began."""
     error = of_output(finish, None)
     assert error is not None  # nobody ends a course well from outside
+    error.dropped_reason = EXPIRED if finish is Terminal.DEADLINE else STOPPING
     return error
 
 

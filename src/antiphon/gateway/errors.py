@@ -78,15 +78,26 @@ def of_output(finish: Terminal, detail: str | None) -> AntiphonError | None:
         case Terminal.STOP | Terminal.LENGTH | Terminal.TOOL_CALLS | Terminal.CONTENT_FILTER:
             return None
         case Terminal.LOST:
-            return WorkerLost("The worker that computed this answer was lost. Please try again.")
+            return _evicted(
+                WorkerLost("The worker that computed this answer was lost. Please try again."), "worker-lost"
+            )
         case Terminal.ERROR:
             return EngineFault("The model step that computed this answer failed. Please try again.")
         case Terminal.DEADLINE:
-            return DeadlineExceeded("The answer was not complete before the request's time ran out.")
+            return _evicted(
+                DeadlineExceeded("The answer was not complete before the request's time ran out."), "expired"
+            )
         case Terminal.ABORTED:
-            return WorkerLost("The answer was ended early by the server. Please try again.")
+            return _evicted(
+                WorkerLost("The answer was ended early by the server. Please try again."), "stopping"
+            )
         case Terminal.REFUSED:
             return _refusal(detail or "")
+
+
+def _evicted(error: AntiphonError, reason: str) -> AntiphonError:
+    error.dropped_reason = f"evicted-{reason}"
+    return error
 
 
 def _refusal(detail: str) -> AntiphonError:

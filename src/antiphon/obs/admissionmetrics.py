@@ -30,8 +30,8 @@ class AdmissionMetrics:
         self.rejected = Counter(
             "antiphon_queue_rejections",
             "Requests that were not started: rejected-queue-full, rejected-displaced (by a lighter tenant or "
-            "a class below its share), rejected-wait-too-long, rejected-expired; no-replica (nobody was left "
-            "to serve them), aborted (their clients left, or the gateway stopped).",
+            "a class below its share), rejected-wait-too-long, rejected-expired, rejected-stopping (the "
+            "gateway ends); client-left; no-replica (nobody was left to serve them).",
             ["reason", "class"],
             registry=registry,
         )

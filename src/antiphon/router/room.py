@@ -6,8 +6,9 @@
 
 The backlog (one, and one in sixteen of those that run at once) and the quarter second keep its engine from
 idling until the next report. A worker with nothing to do takes anything: what does not fit is its to refuse.
-A room is counted down by what is let in, wherever that goes then: the choice among workers may prefer a
-fuller one that has the prompt.
+A request so long that it would have to wait until a worker is nearly empty goes when a quarter of the blocks
+is free, and waits there: else all others would wait with it. A room is counted down by what is let in,
+wherever that goes then: the choice among workers may prefer a fuller one that has the prompt.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from antiphon.router.lane import Ticket
 from antiphon.router.policy import ReplicaState
 
 PREFILL_BACKLOG_S = 0.25
+_LONG = 0.25  # of a worker's blocks
 _PER_EXTRA = 16  # sequences that run at once, for one more that waits there
 
 
@@ -30,13 +32,15 @@ class Room:
     sequences: int
     prefill_tokens: float = math.inf
     kv_tokens: float = math.inf
+    most_kv_tokens: float = math.inf  # that must be free for one request, however long it is
     is_idle: bool = False
 
     def fits(self, ticket: Ticket) -> bool:
         """Whether it may go. Of many sequences, room for the first is enough: the rest wait there."""
         if self.is_idle:
             return True
-        return self.sequences > 0 and self.prefill_tokens > 0 and self.kv_tokens >= ticket.num_tokens
+        has_kv = self.kv_tokens >= min(ticket.num_tokens, self.most_kv_tokens)
+        return self.sequences > 0 and self.prefill_tokens > 0 and has_kv
 
     def take(self, ticket: Ticket) -> None:
         """It goes."""
@@ -53,9 +57,11 @@ def room_of(state: ReplicaState, block_tokens: int) -> Room:
     rate = state.rates.prefill_tokens_per_s or PREFILL_TOKENS_PER_S
     num_waiting = state.waiting_tokens + state.dispatched_tokens
     is_known = state.num_blocks > 0
+    kv_tokens = state.free_blocks * block_tokens - state.dispatched_tokens
     return Room(
         sequences=most + 1 + most // _PER_EXTRA - num_sequences,
         prefill_tokens=max(PREFILL_BACKLOG_S * rate, 1.0) - num_waiting,
-        kv_tokens=state.free_blocks * block_tokens - state.dispatched_tokens if is_known else math.inf,
+        kv_tokens=kv_tokens if is_known else math.inf,
+        most_kv_tokens=_LONG * state.num_blocks * block_tokens if is_known else math.inf,
         is_idle=num_sequences == 0,
     )

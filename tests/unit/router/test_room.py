@@ -61,6 +61,13 @@ def test_kv_that_is_not_there_is_not_promised() -> None:
     )
 
 
+def test_a_very_long_one_does_not_wait_for_an_empty_worker() -> None:
+    """A quarter of the blocks free is enough; it waits there, and those behind it find other workers."""
+    long = ticket(1500, 1)
+    assert let_in(room_of(worker(free_blocks=25), 16), long) == 1
+    assert let_in(room_of(worker(free_blocks=24), 16), long) == 0
+
+
 def test_an_idle_worker_takes_anything_once() -> None:
     """A request that fits nowhere is the worker's to refuse; it does not wait for ever."""
     room = room_of(worker(running=0, free_blocks=1), 16)
