@@ -87,6 +87,7 @@ class LimitLedger:
         self._notes: dict[tuple[str, int | None], _Note] = {}
         self._stale: dict[str, Sequence[bytes]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_due_s = 0.0  # of the loop; uvloop's handles do not always know
         self._noting: asyncio.Task[None] | None = None
         self._open: dict[str, _Note] = {}  # meters whose open requests the others were told of
 
@@ -227,10 +228,12 @@ class LimitLedger:
 
     def _flush_soon(self, in_s: float = _FLUSH_S) -> None:
         loop = asyncio.get_running_loop()
+        due_s = loop.time() + in_s
         if self._flush_timer is not None:
-            if self._flush_timer.when() <= loop.time() + in_s:
+            if self._flush_due_s <= due_s:
                 return
             self._flush_timer.cancel()
+        self._flush_due_s = due_s
         self._flush_timer = loop.call_later(in_s, self._flush)
 
     def _flush(self) -> None:
