@@ -65,6 +65,10 @@ class Kind(Protocol):
         """Connections for migrations."""
         ...
 
+    def viewer(self) -> AsyncEngine:
+        """Connections that change nothing."""
+        ...
+
     def reads(self, engine: AsyncEngine) -> AsyncEngine:
         """The same connections, for transactions that only read …"""
         ...
@@ -118,7 +122,7 @@ async def look(url: str) -> Facts | None:
     if not kind.is_there:
         return None
     with _faults(kind):
-        engine = kind.engine()
+        engine = kind.viewer()
         clock = asyncio.get_running_loop().time
         try:
             async with engine.connect() as connection:

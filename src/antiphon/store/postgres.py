@@ -50,6 +50,10 @@ class Postgres:
         """Connections for migrations, which take longer than a request may."""
         return self._engine(_UPGRADE_S)
 
+    def viewer(self) -> AsyncEngine:
+        """The same as for work."""
+        return self.engine()
+
     def reads(self, engine: AsyncEngine) -> AsyncEngine:
         """Transactions that see one moment, as they do on SQLite."""
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)

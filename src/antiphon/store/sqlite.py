@@ -41,11 +41,15 @@ class Sqlite:
 
     def engine(self) -> AsyncEngine:
         """Connections for work."""
-        return self._engine(foreign_keys=True)
+        return self._engine("journal_mode = WAL", "foreign_keys = ON")  # readers do not wait for writers
 
     def upgrader(self) -> AsyncEngine:
         """Connections for migrations: they rebuild tables, which enforced foreign keys take for deletes."""
-        return self._engine(foreign_keys=False)
+        return self._engine("journal_mode = WAL", "foreign_keys = OFF")
+
+    def viewer(self) -> AsyncEngine:
+        """Connections that change nothing: the journal's mode stands in the file."""
+        return self._engine()
 
     def reads(self, engine: AsyncEngine) -> AsyncEngine:
         """The same: in WAL mode a transaction sees one moment."""
@@ -66,7 +70,7 @@ class Sqlite:
         """What SQLite said; it never repeats values."""
         return str(error)
 
-    def _engine(self, *, foreign_keys: bool) -> AsyncEngine:
+    def _engine(self, *pragmas: str) -> AsyncEngine:
         engine = create_async_engine(
             URL.create("sqlite+aiosqlite", database=str(self._file)),
             pool_size=self._bounds.num_connections,
@@ -79,8 +83,8 @@ class Sqlite:
 
         def connect(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
             cursor = connection.cursor()
-            cursor.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
-            cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+            for pragma in pragmas:
+                cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
 
         def begin(connection: Connection) -> None:
