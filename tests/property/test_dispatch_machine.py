@@ -34,14 +34,15 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(
         roles=st.sampled_from([[Role.BOTH] * 3, [Role.PREFILL, Role.DECODE, Role.DECODE]]),
-        hedge_after_s=st.sampled_from([None, 0.3, 0.47]),
-        first_token_s=st.sampled_from([0.8, 2.5]),
+        hedge_after_s=st.sampled_from([0.05, 0.3, 0.47, None]),
+        overdue_s=st.sampled_from([0.8, 5.0]),
     )
-    def begin(self, roles: list[Role], hedge_after_s: float | None, first_token_s: float) -> None:
-        patience = Patience(first_token_s=first_token_s, token_s=1.2, hedge_after_s=hedge_after_s)
+    def begin(self, roles: list[Role], hedge_after_s: float | None, overdue_s: float) -> None:
+        patience = Patience(first_token_s=overdue_s, token_s=overdue_s, hedge_after_s=hedge_after_s)
         self.fleet = FakeFleet(roles, patience)
         self.made = self.fleet.dispatcher
         self.begun_s = self.fleet.clock.now()
+        self.start_one(2, 4, is_long=True)
 
     def teardown(self) -> None:
         if not hasattr(self, "fleet"):
@@ -56,9 +57,9 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(number=st.integers(1, 3), n=st.integers(1, 3), num_tokens=st.integers(1, 6), is_long=st.booleans())
     def start_some(self, number: int, n: int, num_tokens: int, is_long: bool) -> None:
         for _ in range(number):
-            self.start(n, num_tokens, is_long)
+            self.start_one(n, num_tokens, is_long=is_long)
 
-    def start(self, n: int, num_tokens: int, is_long: bool) -> None:
+    def start_one(self, n: int, num_tokens: int, *, is_long: bool) -> None:
         self.num_started += 1
         length = LONG if is_long else SHORT
         generation = Generation(
@@ -140,7 +141,8 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def come_back(self, pick: int) -> None:
         """It starts again, or speaks again."""
-        worker = self.worker(pick)
+        idle = [worker for worker in self.fleet.workers if worker.is_silent or not worker.link.is_up]
+        worker = self.worker(pick, idle)
         if not worker.link.is_up and worker.link in self.made.fleet.links:
             self.fleet.come_up(worker)
         worker.is_silent = False
@@ -158,7 +160,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def put_back(self, pick: int) -> None:
         self.fleet.put_back(self.worker(pick))
 
-    @rule(seconds=st.sampled_from([0.1, 0.5, 1.5, 4.0]))
+    @rule(seconds=st.sampled_from([0.1, 0.3, 0.6, 1.0, 4.0]))
     def wait(self, seconds: float) -> None:
         self.fleet.advance(seconds)
 
@@ -201,6 +203,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def leaves_nothing(self) -> None:
         """Links hold what answers hold; a worker that has read all it was sent holds what its link does."""
+        assert not any(errand.answer.is_finished for errand in self.made._splitter._errands)
         prompts = [errand.prompt for errand in self.made._splitter._errands]
         owned = {a for answer in [*self.answers, *prompts] for a in answer.attempts if a.open_choices}
         held = [attempt for worker in self.fleet.workers for attempt in worker.link.attempts]
@@ -232,10 +235,12 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(400):
             if all(answer.is_finished for answer in self.answers):
                 break
-            for number in range(len(self.fleet.workers)):
-                if not self.fleet.workers[number].link.is_up:
-                    self.fleet.come_up(self.fleet.workers[number])
-                self.step(number, 8)
+            for worker in self.fleet.workers:
+                if not worker.link.is_up:
+                    self.fleet.come_up(worker)
+                worker.read()
+                names = list(worker.tasks)
+                self.fleet.say(worker, [out for name in names for out in worker.step(name, 8)])
             self.fleet.advance(0.1)
         assert all(answer.is_finished for answer in self.answers)
         self.fleet.advance(0.1)
@@ -243,8 +248,11 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.made.num_parked == self.made.num_split == 0
         assert not any(worker.link.num_open_answers or worker.tasks for worker in self.fleet.workers)
 
-    def worker(self, pick: int) -> FakeWorker:
-        return self.fleet.workers[pick % len(self.fleet.workers)]
+    def worker(self, pick: int, some: list[FakeWorker] | None = None) -> FakeWorker:
+        """One of these, else one that has something to do; any where there is none."""
+        some = some or [worker for worker in self.fleet.workers if worker.link.num_open_answers]
+        some = some or self.fleet.workers
+        return some[pick % len(some)]
 
     def speaker(self, pick: int, *, reads: bool = True) -> FakeWorker | None:
         """One that can say something, having read what it was sent or not."""
@@ -263,5 +271,5 @@ class DispatchMachine(RuleBasedStateMachine):
         return [choice for parked in mine for choice in parked.choices if answer.is_open(choice)]
 
 
-DispatchMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+DispatchMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 TestDispatchMachine = DispatchMachine.TestCase
