@@ -16,6 +16,7 @@ from antiphon.core.generation import Generation, StepOutput, Terminal
 from antiphon.store.database import file_url
 from support.booked import PRICED, booked, chat
 from support.loopback import LoopbackWorker, Session, frames_of, saying, silent, worker_info
+from support.postgres import PostgresServer
 
 LONG = [{"role": "user", "content": "x" * 5000}]
 
@@ -215,3 +216,27 @@ async def test_a_locked_database(tmp_path: Any) -> None:
         ("ok", False),
     ]
     assert [row.answer_tokens for row in rows][:2] == [2, 0]
+
+
+async def test_a_database_server_that_dies_and_comes_back(postgres: PostgresServer) -> None:
+    """Its death is known after one request with a key; what it had acknowledged is there, and all the rest
+    is written when it is back.
+    """
+    url = postgres.url(postgres.new_database())
+    async with booked(url, LoopbackWorker(saying("ab"))) as running:
+        assert (await running.chat()).status_code == 200
+        postgres.crash()
+        try:
+            assert [(await running.chat()).status_code for _ in range(3)] == [503] * 3
+            await running.gateway.proves_alive()
+        finally:
+            postgres.start()
+        await running.gateway.lines.until("usage.available")
+        assert (await running.chat()).status_code == 200
+    rows = await running.rows()
+    assert [(row.outcome, row.answer_tokens) for row in rows] == [
+        ("ok", 2),
+        ("store_unavailable", 0),
+        ("ok", 2),
+        ("ok", 2),
+    ]

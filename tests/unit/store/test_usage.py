@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from antiphon.store.database import Database
+from antiphon.core.errors import StoreUnavailable
+from antiphon.store import database as module
+from antiphon.store.database import Database, file_url
 from antiphon.store.schema import UsageRow
 from antiphon.store.usage import LOST, Batch, Ending, Opening, Tally, UsageStore
 
@@ -158,3 +161,33 @@ async def test_tokens_since(usage: UsageStore) -> None:
     assert await usage.tokens_since("key_1", NOON) == 3 + 5 + 3 + 20
     assert await usage.tokens_since("key_1", early) == 3 + 5 + 3 + 20 + 103
     assert await usage.tokens_since("key_3", early) == 0
+
+
+@pytest.mark.parametrize(
+    ("harm", "repair", "word"),
+    [
+        ("max_page_count = 1", "max_page_count = 1000000", "full"),
+        ("query_only = ON", "query_only = OFF", "readonly"),
+    ],
+)
+async def test_a_file_that_cannot_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, repair: str, word: str
+) -> None:
+    """A full disk, a file that may only be read: a batch is not there, and whole when it is repeated."""
+    monkeypatch.setattr(module, "_NUM_CONNECTIONS", 1)  # what is set is set for the connection
+    database = await Database.open(file_url(tmp_path / "keys.db"))
+    usage = UsageStore(database)
+    batch = Batch([opening(f"r{n}") for n in range(500)], {}, {f"r{n}": ending() for n in range(500)})
+    async with database.reading() as connection:
+        await connection.exec_driver_sql(f"PRAGMA {harm}")
+    with pytest.raises(StoreUnavailable) as caught:
+        await usage.write(batch)
+    assert word in caught.value.detail
+    assert await usage.tokens_since("key_1", NOON) == 0
+    async with database.reading() as connection:
+        await connection.exec_driver_sql(f"PRAGMA {repair}")
+    await usage.write(batch)
+    assert await usage.tokens_since("key_1", NOON) == 500 * 7
+    async with database.reading() as connection:
+        assert (await connection.exec_driver_sql("PRAGMA integrity_check")).scalar_one() == "ok"
+    await database.close()
