@@ -103,19 +103,17 @@ class _Entry:
         except Exception as error:  # noqa: BLE001 - handed on: it is raised where the request waits
             self._is_settled = True
             self.line.undo(self)
-            self._place.set_exception(error)
-            self._place.exception()  # its reader may be gone
+            self._tell(error)
         else:
-            self._place.set_result(self._source)
+            if not self._place.done():
+                self._place.set_result(self._source)
 
     def refuse(self, error: AntiphonError, waited_s: float) -> None:
         """It left the queue, for this reason."""
-        assert self._place is not None  # who is refused at once has no entry
         self._account.waited_s = waited_s
         self._is_settled = True
         self._stop_timer()
-        self._place.set_exception(error)
-        self._place.exception()  # its reader may be gone
+        self._tell(error)
 
     def end(self, finish: Terminal) -> None:
         if self._source is not None:
@@ -128,6 +126,13 @@ class _Entry:
         self._is_settled = True
         account, work = self._account, self._prepared.work
         self.line.settle(self.ticket, account, work)
+
+    def _tell(self, error: Exception) -> None:
+        if (
+            self._place is not None and not self._place.done()
+        ):  # it is done where the task that waits was cancelled
+            self._place.set_exception(error)
+            self._place.exception()  # its reader may be gone
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
