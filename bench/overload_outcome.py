@@ -110,8 +110,8 @@ class Outcome:
     def rows(self) -> dict[str, dict[str, Value]]:
         """The whole, and each class of it where there are several."""
         found = {self.name: self.row()}
-        present = {one.caller.grant.priority for one in self.told}
-        for priority in Priority if len(present) > 1 else ():
+        present = sorted({one.caller.grant.priority for one in self.told})
+        for priority in present if len(present) > 1 else ():
             found[f"{self.name}: {priority.name.lower()}"] = self._of_class(priority).row()
         return found
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 import uvloop
-from bench.client import Answer, EventReader, Request, Target, encode, send
+from bench.client import LEFT, Answer, EventReader, Request, Target, encode, send
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,3 +167,24 @@ def test_tpot_is_the_mean_gap() -> None:
     """Three gaps in 0.3 s are 0.1 s each; one token has none."""
     assert Answer(0.0, first_s=1.0, last_s=1.3, num_tokens=4).tpot_s == pytest.approx(0.1)
     assert math.isnan(Answer(0.0, first_s=1.0, last_s=1.0, num_tokens=1).tpot_s)
+
+
+async def test_a_whole_answer_is_one_event(playback: Playback) -> None:
+    """With its usage, its text and the headers of its response."""
+    body = b'{"choices":[{"message":{"content":"abc"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nX-Request-Id: req_1\r\n"
+    head += b"content-length: %d\r\n\r\n"
+    async with playback([head % len(body), body[:20], body[20:]]) as target:
+        answer = await ask(target)
+    assert (answer.fault, answer.num_tokens, answer.num_prompt_tokens) == (None, 3, 7)
+    assert answer.headers[b"x-request-id"] == b"req_1"
+    assert answer.first_s is not None
+
+
+async def test_a_client_that_hangs_up_has_read_so_many_events(playback: Playback) -> None:
+    """What it had read stays, its fault says that it was itself."""
+    request = Request(0.0, "/", b"{}", 3, keeps_events=True, leaves_after=2)
+    async with playback([stream(ROLE, token("a"), token("b"))[:-5], stream(token("c"))]) as target:
+        answer = await send(target, request, asyncio.get_running_loop().time(), 20.0)
+    assert (answer.fault, answer.status, answer.num_events) == (LEFT, 200, 2)
+    assert [b"content" in event for event in answer.events] == [True] * 3
