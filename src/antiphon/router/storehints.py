@@ -9,6 +9,7 @@ spoke of or asked for during `keep_s` to twice that is forgotten, and there are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 
 class StoreHints:
@@ -40,7 +41,7 @@ class StoreHints:
     def run(self, keys: Sequence[int], start: int, now: float) -> int:
         """Where the run of keys from `start` on that it has ends: a use of each of them."""
         young, old = self._young, self._old
-        end = start
+        end = start + len(list(takewhile(young.__contains__, keys[start:])))  # nearly always all there is
         aged: list[int] = []
         while end < len(keys):
             key = keys[end]

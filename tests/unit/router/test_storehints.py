@@ -19,6 +19,21 @@ def test_what_was_told_is_found_until_it_is_seen_to_be_missing() -> None:
     assert hints.run([1, 2, 3], 0, 0.0) == 1
 
 
+@given(young=st.sets(st.integers(0, 30)), old=st.sets(st.integers(0, 30)), start=st.integers(0, 31))
+def test_a_run_goes_on_over_young_and_old_keys(young: set[int], old: set[int], start: int) -> None:
+    """In any order, to the first that is neither; those it went over are young again."""
+    hints = StoreHints(200, 10.0)
+    hints.add(sorted(old), 0.0)
+    hints.age(10.0)
+    hints.add(sorted(young), 10.0)
+    keys = list(range(31))
+    end = next((key for key in keys[start:] if key not in young | old), len(keys)) if start < 31 else start
+    assert hints.run(keys, start, 10.0) == end
+    hints.age(20.0)
+    assert all(key in hints for key in keys[start:end])
+    assert not any(key in hints for key in old - young - set(keys[start:end]))
+
+
 def test_keys_that_nobody_speaks_of_are_forgotten() -> None:
     """After `keep_s` at the earliest, after twice that at the latest."""
     hints = StoreHints(100, 10.0)
