@@ -15,10 +15,10 @@ has passed, whatever becomes of it; its tokens as far as they were used, cached 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -85,13 +85,13 @@ class Limiter:
         assert account.caller is not None  # CallerMiddleware: no request comes this far without one
         meters = [meter for meter in account.caller.meters if _is_bounded(meter)]
         holds: list[_Hold] = []
-        try:
+        with ExitStack() as undo:  # refused, or its client left
             for meter in meters:
-                await self._pass(meter, request, account, holds)
-        except BaseException:  # refused, or its client left
-            for hold in holds:
-                self._give_back(hold, -1, -hold.tokens)
-            raise
+                hold = self._hold(meter, request)
+                holds.append(hold)
+                undo.callback(self._give_back, hold, -1, -hold.tokens)
+                await self._check(hold, account)
+            undo.pop_all()
         if holds:
             account.at_close(partial(self._settle, holds, account, request.n or 1))
 
@@ -102,19 +102,20 @@ class Limiter:
         else:
             await self._ledger.run()
 
-    async def _pass(
-        self, meter: Meter, request: GeneratingRequest, account: Account, holds: list[_Hold]
-    ) -> None:
+    def _hold(self, meter: Meter, request: GeneratingRequest) -> _Hold:
+        """Count the request here."""
         local = self._meters.get(meter.id)
-        tokens = estimate(request, meter, local.answer_tokens)
         now_s = self._clock.now()
-        hold = _Hold(meter, local, tokens, slot_of(now_s))
+        hold = _Hold(meter, local, estimate(request, meter, local.answer_tokens), slot_of(now_s))
         local.num_open += 1
-        local.add(now_s, hold.local_slot, 1, tokens)
-        holds.append(hold)
+        local.add(now_s, hold.local_slot, 1, hold.tokens)
+        return hold
+
+    async def _check(self, hold: _Hold, account: Account) -> None:
+        """Count it for all, and see whether it passes. Raises Busy, StoreUnavailable."""
         enforced, standing, period = await self._standing(hold)
-        breach = breach_of(enforced, standing, tokens, period)
-        headers = list(limit_headers(meter.limits, standing))
+        breach = breach_of(enforced, standing, hold.tokens, period)
+        headers = list(limit_headers(hold.meter.limits, standing))
         if headers:  # of a client token that has limits of its own, those
             account.headers = headers
         if breach is not None:
@@ -125,7 +126,7 @@ class Limiter:
         """What is to be enforced of a meter, where it stands, and when."""
         ledger = self._ledger
         if ledger is not None and not ledger.is_away:
-            with contextlib.suppress(ControlFault):  # the ledger has told: from here on alone
+            with suppress(ControlFault):  # the ledger has told: from here on alone
                 return await self._shared_standing(hold, ledger)
         period = period_of(self._wall())
         await self._learn_budgets(hold, period)

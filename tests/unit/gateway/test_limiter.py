@@ -3,97 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import datetime
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import msgspec
 import pytest
-import structlog
 
-from antiphon.core.clock import VirtualClock, WallClock
+from antiphon.core.clock import VirtualClock
 from antiphon.core.errors import Busy, StoreUnavailable
-from antiphon.core.grant import Grant, Limits, Meter
-from antiphon.core.metering import WINDOW_S, period_of
+from antiphon.core.grant import Limits, Meter
+from antiphon.core.metering import WINDOW_S
 from antiphon.gateway.account import Account
-from antiphon.gateway.callers import Caller
-from antiphon.gateway.limiter import Limiter, estimate
-from antiphon.gateway.limitledger import AWAY_S, GREET_S
-from antiphon.gateway.schema import ChatRequest, CompletionRequest, GeneratingRequest
-from antiphon.kv.controlredis import ControlRedis
+from antiphon.gateway.limiter import estimate
+from antiphon.gateway.schema import CompletionRequest, GeneratingRequest
 from antiphon.kv.keys import limit_key
-from antiphon.kv.limitcounters import LimitCounters
-from antiphon.kv.redisurl import parse
-from antiphon.obs.metrics import GatewayMetrics
 from support.dispatchers import until
-from support.redisserver import RedisServer, redis_cluster, redis_server
-
-CHAT = msgspec.json.decode(
-    b'{"model":"m","messages":[{"role":"user","content":"hello you"}],"max_tokens":7}', type=ChatRequest
-)
-ESTIMATE = 10  # 9 bytes of prompt, 7 tokens of answer
-
-
-@dataclass
-class Books:
-    """What the database knows of budgets."""
-
-    tokens: int = 0
-    is_away: bool = False
-    asked: list[str] = field(default_factory=list)
-
-    async def tokens_since(self, key_id: str, since: datetime.datetime) -> int:
-        return self._answer(key_id, since)
-
-    async def tokens_of_client_token(self, token_id: str, since: datetime.datetime) -> int:
-        return self._answer(token_id, since)
-
-    def _answer(self, meter_id: str, since: datetime.datetime) -> int:
-        assert since.tzinfo is not None
-        self.asked.append(meter_id)
-        if self.is_away:
-            raise StoreUnavailable("away", detail="away")
-        return self.tokens
-
-
-@dataclass
-class One:
-    """One gateway's limiter."""
-
-    limiter: Limiter
-    metrics: GatewayMetrics
-    books: Books
-
-    async def ask(self, key: str = "key_1", token: Meter | None = None, **limits: int) -> Account:
-        """A request that passes, its account still open. Raises Busy."""
-        account = account_of(key, token, **limits)
-        try:
-            await self.limiter.reserve(CHAT, account)
-        except BaseException:
-            self.close(account)
-            raise
-        return account
-
-    async def passes(self, key: str = "key_1", **limits: int) -> bool:
-        """Whether a request that uses just what it was expected to passes, and ends."""
-        try:
-            self.close(await self.ask(key, None, **limits), ESTIMATE)
-        except Busy:
-            return False
-        return True
-
-    def close(self, account: Account, num_tokens: int = 0) -> None:
-        """The request ends, having used so much."""
-        account.num_answer_tokens = num_tokens
-        account.close(structlog.get_logger(), self.metrics)
-
-
-def account_of(key: str, token: Meter | None = None, **limits: int) -> Account:
-    """The account of a request with this key."""
-    account = Account("POST", None)
-    account.caller = Caller("tenant_1", "acme", key, Grant(limits=Limits(**limits)), token)
-    return account
+from support.limiting import CHAT, ESTIMATE, Books, One, account_of, key_of, limiter_at, open_at
+from support.redisserver import RedisServer, redis_server
 
 
 @pytest.fixture(scope="module")
@@ -101,30 +26,6 @@ def server() -> Iterator[RedisServer]:
     """One server for all that do not hurt it."""
     with redis_server("--maxmemory-policy", "noeviction") as running:
         yield running
-
-
-@contextlib.asynccontextmanager
-async def limiter_at(
-    url: str | None, books: Books | None = None, clock: VirtualClock | None = None
-) -> AsyncIterator[One]:
-    """A limiter that runs until the block ends."""
-    metrics, books = GatewayMetrics(), books or Books()
-    redis = None if url is None else ControlRedis(parse(url))
-    shared = None if redis is None else LimitCounters(redis, f"gw_{id(metrics):x}")
-    limiter = Limiter(shared, books, metrics.limits, clock or WallClock(), structlog.get_logger())
-    running = asyncio.create_task(limiter.run())
-    try:
-        yield One(limiter, metrics, books)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.result()
-
-
-def key_of(request: pytest.FixtureRequest) -> str:
-    """A key that no other test uses."""
-    return f"key_{request.node.name}"
 
 
 async def test_exactly_the_limit_passes_of_many_at_once_at_two_gateways(
@@ -202,11 +103,6 @@ async def test_places_are_free_at_once_here_and_in_a_moment_elsewhere(
         with server.client() as client:
             await until(lambda: all(v.startswith(b"0:") for v in open_at(client.hgetall(limit_key(key)))))
         assert await other.passes(key=key, max_concurrent=1)
-
-
-def open_at(fields: dict[bytes, bytes]) -> list[bytes]:
-    """What each gateway says of its open requests."""
-    return [value for name, value in fields.items() if name.startswith(b"c")]
 
 
 async def test_places_of_a_gateway_that_was_killed_end(
@@ -326,46 +222,6 @@ async def test_a_key_without_limits_costs_nothing(server: RedisServer) -> None:
             assert client.info("commandstats").get("cmdstat_hincrby", {"calls": 0})["calls"] == before
 
 
-async def test_alone_a_gateway_enforces_its_part_and_joins_again(request: pytest.FixtureRequest) -> None:
-    """Redis killed in mid-use: two gateways let half of the limit pass each; both heal by themselves."""
-    key = key_of(request)
-    with redis_server("--maxmemory-policy", "noeviction") as server:
-        async with limiter_at(server.url) as one, limiter_at(server.url) as other:
-            await until(lambda: gateways(one) == gateways(other) == 2)
-            assert await one.passes(key=key, requests_per_minute=10)
-            server.kill()
-            for limiter, num_passed in ((one, 4), (other, 5)):  # one of its five came before
-                for _ in range(num_passed):
-                    assert await limiter.passes(key=key, requests_per_minute=10)
-                assert not await limiter.passes(key=key, requests_per_minute=10)
-            assert one.metrics.limits.is_alone._value.get() == 1
-            server.start()
-            await until(lambda: one.metrics.limits.is_alone._value.get() == 0)
-            assert await one.passes(key=key, requests_per_minute=10)
-
-
-def gateways(one: One) -> float:
-    """How many share the limits, as this one sees it."""
-    return float(one.metrics.limits.gateways._value.get())
-
-
-async def test_a_redis_that_stands_still_holds_up_few(request: pytest.FixtureRequest) -> None:
-    """One call waits for its deadline; while Redis is away none does."""
-    key = key_of(request)
-    with redis_server("--maxmemory-policy", "noeviction") as server:
-        async with limiter_at(server.url) as one:
-            assert await one.passes(key=key, requests_per_minute=10**6)
-            server.pause()
-            assert await one.passes(key=key, requests_per_minute=10**6)
-            assert one.limiter._ledger is not None
-            assert one.limiter._ledger.is_away
-            for _ in range(200):
-                assert await one.passes(key=key, requests_per_minute=10**6)
-            assert one.metrics.limits.is_alone._value.get() == 1
-            server.resume()
-            await until(lambda: one.metrics.limits.is_alone._value.get() == 0)
-
-
 async def test_without_a_redis_the_whole_limit_is_kept_here() -> None:
     """The laptop's way: windows by the monotonic clock, budgets by the database."""
     clock = VirtualClock(1e6)
@@ -377,47 +233,6 @@ async def test_without_a_redis_the_whole_limit_is_kept_here() -> None:
         assert await one.passes(requests_per_minute=3)
         assert await one.passes(key="key_2", tokens_per_day=65)
         assert not await one.passes(key="key_2", tokens_per_day=65)
-
-
-async def test_counts_of_a_clock_that_jumped_are_no_lasting_harm(
-    server: RedisServer, request: pytest.FixtureRequest
-) -> None:
-    """Slots of a future that Redis' clock took back are ignored, and cleared away."""
-    key = key_of(request)
-    with server.client() as client:
-        seconds, _ = client.time()
-        future = (seconds + 3600) // 5
-        client.hset(limit_key(key), f"r{future}", 1000)
-        async with limiter_at(server.url) as one:
-            assert await one.passes(key=key, requests_per_minute=1)
-            await until(lambda: not client.hexists(limit_key(key), f"r{future}"))
-
-
-async def test_what_is_none_of_ours_is_not_believed(
-    server: RedisServer, request: pytest.FixtureRequest
-) -> None:
-    """A key of another type: this gateway goes on alone."""
-    key = key_of(request)
-    with server.client() as client:
-        client.set(limit_key(key), "x")
-    async with limiter_at(server.url) as one:
-        assert await one.passes(key=key, requests_per_minute=1)
-        assert not await one.passes(key=key, requests_per_minute=1)
-        assert one.metrics.limits.is_alone._value.get() == 1
-
-
-async def test_limits_hold_in_a_cluster() -> None:
-    """Each key's counts lie on one shard; the clock is asked of any."""
-    with redis_cluster() as cluster:
-        async with limiter_at(cluster.url) as one, limiter_at(cluster.url) as other:
-            for key in ("a", "b", "c", "d"):
-                tries = [
-                    limiter.passes(key=key, requests_per_minute=5)
-                    for limiter in (one, other)
-                    for _ in range(5)
-                ]
-                assert sum(await asyncio.gather(*tries)) == 5
-            assert one.metrics.limits.is_alone._value.get() == 0
 
 
 @pytest.mark.parametrize(
@@ -441,10 +256,3 @@ def test_an_estimated_answer_alone_refuses_no_prompt_that_fits() -> None:
     assert estimate(chat, Meter(id="k", limits=Limits()), 256.0) == 3 + 256
     assert estimate(chat, Meter(id="k", limits=Limits(tokens_per_minute=100)), 256.0) == 100
     assert estimate(chat, Meter(id="k", limits=Limits(tokens_per_minute=2)), 256.0) == 4
-
-
-def test_the_rhythm_fits_what_is_promised() -> None:
-    """A gateway says that it lives more often than others give it up; a lost Redis is asked again at once."""
-    assert 3 * GREET_S < 10.0
-    assert AWAY_S < GREET_S
-    assert period_of(0.0).day == "19700101"
