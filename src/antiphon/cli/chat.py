@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from antiphon.cli import options
@@ -37,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
         "--url", default=f"http://{options.LOOPBACK}:{options.PORT}", help="where Antiphon serves"
     )
     made.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: who vouches for the server at an https URL (default: the system's authorities)",
+    )
+    made.add_argument(
         "--key",
         metavar="KEY",
         help="key to call with; others on this machine may see it here (default: $ANTIPHON_API_KEY)",
@@ -55,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves; 1 when the server refused a question from stdin. Raises BadRequest."""
     key = args.key if args.key is not None else os.environ.get("ANTIPHON_API_KEY")
-    with Conversation(args.url, args.temperature, key) as conversation:
+    with Conversation(args.url, args.temperature, key, args.ca) as conversation:
         conversation.choose_model(args.model)
         conversation.system = args.system
         if sys.stdin.isatty():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ import httpx2
 import msgspec
 
 from antiphon.core.errors import BadRequest
+from antiphon.net.certificate import trusting
 
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 120.0  # the server speaks every few seconds, keep-alive comments included
@@ -56,7 +58,10 @@ class _Models(msgspec.Struct, frozen=True):
 class Conversation:
     """What was said so far, and with whom."""
 
-    def __init__(self, url: str, temperature: float | None, key: str | None = None) -> None:
+    def __init__(
+        self, url: str, temperature: float | None, key: str | None = None, ca: Path | None = None
+    ) -> None:
+        """`ca`: PEM file of who vouches for the server; None: the system's authorities. Raises BadRequest."""
         self.model = ""
         self.system: str | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -71,7 +76,11 @@ class Conversation:
         try:
             # No proxy of the environment: what is said to a server on this machine stays on it.
             self._client = httpx2.Client(
-                base_url=self._url, timeout=timeout, headers=headers, trust_env=False
+                base_url=self._url,
+                timeout=timeout,
+                headers=headers,
+                trust_env=False,
+                verify=trusting(ca),
             )
         except httpx2.InvalidURL as error:
             raise BadRequest(f"--url {url}: {error}") from error
@@ -97,6 +106,8 @@ class Conversation:
         except msgspec.DecodeError as error:
             raise BadRequest(f"{self._url} does not speak OpenAI's API") from error
         except httpx2.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise BadRequest(f"nobody vouches for the certificate of {self._url}: see --ca") from error
             raise BadRequest(f"nobody serves at {self._url}. Start it with: antiphon serve") from error
         if not names:
             raise BadRequest(f"{self._url} serves no model")

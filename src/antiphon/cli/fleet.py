@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -121,8 +120,7 @@ async def _look(redis: ControlRedis, secret: str, card: RunCard | None) -> Listi
 
 async def _links(card: RunCard) -> Mapping[str, bool] | None:
     """By address, whether the gateway of that run is linked; None where it does not say."""
-    gateway = urlsplit(card.gateway)
-    page = await fetch(gateway.hostname or "", gateway.port or 80, "/metrics")
+    page = await fetch(card.gateway, "/metrics")
     if page is None:
         return None
     return {address: up == "1" for address, up in _LINK.findall(page.decode(errors="replace"))}

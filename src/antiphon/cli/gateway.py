@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -41,6 +42,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_routing_option(made)
     add_patience_options(made)
     add_queue_options(made)
+    options.add_tls_options(made)
+    made.add_argument(
+        "--worker-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: who vouches for workers at https addresses (default: the system's authorities)",
+    )
     options.add_proxy_option(made)
     options.add_cors_option(made)
     database.add_database_option(made)
@@ -72,8 +80,11 @@ def run(args: argparse.Namespace) -> int:
         public_systems=database.public_systems_of(args),
         behind_proxy=args.behind_proxy,
         cors_origins=tuple(args.cors_origin),
+        tls=options.certificate_files(args),
+        worker_ca=args.worker_ca,
     )
-    reporter = Reporter("gateway", args.host, supervised=args.supervised)
+    has_tls = settings.tls is not None
+    reporter = Reporter("gateway", args.host, supervised=args.supervised, has_tls=has_tls)
     log = configure_logging(level=args.log_level)
     main = run_gateway(settings, reporter.ready, log)
     with database.told(settings.database):

@@ -14,6 +14,7 @@ from typing import NoReturn
 from antiphon.core.cores import usable_cores
 from antiphon.core.errors import BadRequest
 from antiphon.gateway.cors import check_origin
+from antiphon.net.certificate import CertificateFiles, load
 from antiphon.router.rivals import PolicyName
 
 DEFAULT_MODEL = "smollm2"
@@ -69,16 +70,45 @@ def reachable(host: str) -> str:
     return {"0.0.0.0": LOOPBACK, "": LOOPBACK, "::": "::1"}.get(host, host)
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, *, has_tls: bool = False) -> str:
     """The URL of a server that listens there, as this machine reaches it."""
-    name = reachable(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme, name = "https" if has_tls else "http", reachable(host)
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def add_listen_options(parser: argparse.ArgumentParser, default_port: int) -> None:
     """Where a process listens."""
     parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
     parser.add_argument("--port", type=port, default=default_port, help="port to listen on; 0: a free one")
+
+
+def add_tls_options(parser: argparse.ArgumentParser) -> None:
+    """What the server shows to who connects."""
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: serve HTTPS with this certificate and its chain; read again when it changes",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="PEM file with the certificate's key, without a password"
+    )
+
+
+def certificate_files(args: argparse.Namespace) -> CertificateFiles | None:
+    """The files asked for; None for plain HTTP. Raises BadRequest."""
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key go together")
+    if args.tls_cert is None:
+        return None
+    files = CertificateFiles(args.tls_cert, args.tls_key)
+    load(files)  # a bad pair is said at once, not after the model was loaded
+    return files
+
+
+def tls_arguments(args: argparse.Namespace) -> list[str]:
+    """Those options as a command line again, for a gateway that `serve` starts."""
+    return [] if args.tls_cert is None else ["--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)]
 
 
 def add_proxy_option(parser: argparse.ArgumentParser) -> None:

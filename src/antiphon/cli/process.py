@@ -23,10 +23,11 @@ from antiphon.worker.lifeline import follow_parent
 class Reporter:
     """Says how far a process is, to `antiphon serve` or to a person."""
 
-    def __init__(self, name: str, host: str, *, supervised: bool) -> None:
+    def __init__(self, name: str, host: str, *, supervised: bool, has_tls: bool = False) -> None:
         self._name = name
         self._host = host
         self._supervised = supervised
+        self._has_tls = has_tls
         self._last = ""
 
     def progress(self, text: str, fraction: float) -> None:
@@ -42,7 +43,8 @@ class Reporter:
         if self._supervised:
             tell(Ready(port))
         else:
-            print(f"antiphon {self._name} listens at {base_url(self._host, port)}", flush=True)
+            url = base_url(self._host, port, has_tls=self._has_tls)
+            print(f"antiphon {self._name} listens at {url}", flush=True)
 
 
 def run_process(main: Coroutine[Any, Any, None], host: str, port: int, *, supervised: bool) -> int:

@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_routing_option(made)
     add_patience_options(made)
     add_queue_options(made)
+    options.add_tls_options(made)
     options.add_proxy_option(made)
     options.add_cors_option(made)
     database.add_database_option(made)
@@ -83,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 1 when a process could not be started. Raises BadRequest, NotFound."""
     database.check_gateway(args, os.environ)
+    options.certificate_files(args)
     entry = find_own_model(args.model, args.catalogue, args.context)
     locate(entry)
     _require_free(args.host, args.port)
@@ -186,7 +188,7 @@ class _Serve:
     def _gateway(self, workers: Sequence[SupervisedCommand], redis: _Redis) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
         proxy = ["--behind-proxy"] if self._args.behind_proxy else []
-        pages = options.cors_arguments(self._args)
+        pages = [*options.tls_arguments(self._args), *options.cors_arguments(self._args)]
         routing = ["--routing", self._args.routing, *patience_arguments(self._args)]
         routing += queue_arguments(self._args)
         callers = database.gateway_arguments(self._args)
@@ -200,6 +202,7 @@ class _Serve:
                 },
                 host=self._args.host,
                 port=self._args.port,
+                has_tls=self._args.tls_cert is not None,
                 health_path="/health",
                 grace_s=GRACE_S,
             )
@@ -245,7 +248,7 @@ class _Serve:
         """Wait until the gateway has reached its workers: only then does a request find one."""
         deadline = asyncio.get_running_loop().time() + _LINK_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
-            page = await fetch(self._args.host, gateway.port, "/metrics")
+            page = await fetch(gateway.url, "/metrics")
             if page is not None and len(_LINK_UP.findall(page)) >= num_workers:
                 return
             await asyncio.sleep(_LINK_POLL_S)

@@ -7,12 +7,14 @@ says so on stdout (cli/events.py) and well while its health page says 200.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from antiphon.cli.events import Progress, Ready, read
-from antiphon.cli.options import LOOPBACK, base_url, reachable
+from antiphon.cli.options import LOOPBACK, base_url
 
 ANTIPHON = (sys.executable, "-m", "antiphon.cli.main")
 _HEALTH_TIMEOUT_S = 5.0
@@ -27,6 +29,7 @@ class CommandSettings:
     environ: Mapping[str, str] = field(default_factory=dict)
     host: str = LOOPBACK
     port: int = 0  # 0: any free one, kept over restarts
+    has_tls: bool = False
     health_path: str
     grace_s: float
 
@@ -52,7 +55,7 @@ class SupervisedCommand:
     @property
     def url(self) -> str:
         """Where this machine reaches it; its port is known once it was ready."""
-        return base_url(self._settings.host, self.port)
+        return base_url(self._settings.host, self.port, has_tls=self._settings.has_tls)
 
     def begin(self) -> list[str]:
         """The command line of a new life."""
@@ -77,18 +80,28 @@ class SupervisedCommand:
 
     async def is_well(self) -> bool:
         """Whether the health page says 200."""
-        return await fetch(self._settings.host, self.port, self._settings.health_path) is not None
+        return await fetch(self.url, self._settings.health_path) is not None
 
     def last_words(self) -> Sequence[str]:
         """None: what it said was passed on at once."""
         return ()
 
 
-async def fetch(host: str, port: int, path: str) -> bytes | None:
-    """The body of a GET to the server that listens there; None unless it says 200."""
+def _unverified() -> ssl.SSLContext:
+    """For our own children, whose certificates name other hosts than this one; they are told no secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def fetch(url: str, path: str) -> bytes | None:
+    """The body of a GET to a server of our own at this URL; None unless it says 200."""
+    place = urlsplit(url)
+    tls = _unverified() if place.scheme == "https" else None
     try:
         async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(reachable(host), port)
+            reader, writer = await asyncio.open_connection(place.hostname, place.port, ssl=tls)
             try:
                 writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")

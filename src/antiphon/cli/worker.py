@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         help="prefill: compute long prompts for others to answer; decode: answer (default: %(default)s)",
     )
     options.add_listen_options(made, _PORT)
+    options.add_tls_options(made)
     options.add_engine_options(made)
     made.add_argument(
         "--redis",
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--advertise",
         metavar="URL",
-        help="where gateways reach this worker: http://HOST:PORT (default: --host and --port)",
+        help="where gateways reach this worker: http(s)://HOST:PORT (default: --host and --port)",
     )
     kvoptions.add_cache_options(made)
     options.add_process_options(made)
@@ -78,8 +79,10 @@ def run(args: argparse.Namespace) -> int:
         kv=kvoptions.kv_settings(args, os.environ, read_available_memory()),
         role=args.role,
         lease=lease,
+        tls=options.certificate_files(args),
     )
-    reporter = Reporter("worker", args.host, supervised=args.supervised)
+    has_tls = settings.tls is not None
+    reporter = Reporter("worker", args.host, supervised=args.supervised, has_tls=has_tls)
     log = configure_logging(level=args.log_level).bind(worker=args.name)
     if lease is not None and _is_out_of_reach(lease, args.host):
         log.warning("lease.only_here", advice="gateways elsewhere need --host or --advertise")

@@ -31,7 +31,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, in one life of its process. All but `load` is the same for that life."""
 
     id: str
-    address: str  # as gateways reach it: http://HOST:PORT
+    address: str  # as gateways reach it: http://HOST:PORT, or https
     protocol: int  # of core/wire.py
     info: WorkerInfo
     load: Load

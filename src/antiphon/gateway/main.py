@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,6 +38,7 @@ from antiphon.kv.controlredis import ControlRedis
 from antiphon.kv.leases import Leases
 from antiphon.kv.limitcounters import LimitCounters
 from antiphon.kv.redisurl import StoreUrl
+from antiphon.net.certificate import CertificateFiles, ServerCertificate, trusting
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import GatewayMetrics
 from antiphon.router.admission import QueueBounds
@@ -78,6 +80,8 @@ class GatewaySettings:
     public_systems: tuple[str, ...] = ()  # system prompts whose KV all tenants may share
     behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
     cors_origins: tuple[str, ...] = ()  # of pages that may read answers
+    tls: CertificateFiles | None = None  # None: plain HTTP
+    worker_ca: Path | None = None  # vouches for workers at https addresses; None: the system does
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0
     queue: QueueBounds = field(default_factory=QueueBounds)
@@ -129,6 +133,8 @@ async def _serve_callers(
         dispatcher = Dispatcher(
             settings.workers, settings.secret, log, routing=settings.routing, failure=failure
         )
+        if settings.worker_ca is not None:
+            dispatcher.fleet.trust(trusting(settings.worker_ca))
         models = ServedModels.load(
             settings.models, settings.public_systems, settings.routes, upstreams.by_name
         )
@@ -159,7 +165,11 @@ async def _serve_callers(
         registry = _registry(settings, dispatcher, metrics, log)
         erasures = ErasureWatch(TenantStore(database), dispatcher.fleet, scopes, WallClock(), log)
         with _listen(settings.host, settings.port) as listener:
-            server = _Server(_config(app, settings.drain_s), settings.drain_s, desk.abort_all)
+            certificate = (
+                None if settings.tls is None else ServerCertificate(settings.tls, log, metrics.tls_end.set)
+            )
+            config = _config(app, settings.drain_s, certificate)
+            server = _Server(config, settings.drain_s, desk.abort_all)
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(dispatcher.run(), name="links")
                 keys = tasks.create_task(ring.run(), name="keys")
@@ -168,6 +178,8 @@ async def _serve_callers(
                 readers = [tasks.create_task(erasures.run(), name="erasures")]
                 if registry is not None:
                     readers.append(tasks.create_task(registry.run(), name="registry"))
+                if certificate is not None:
+                    readers.append(tasks.create_task(certificate.run(), name="certificate"))
                 await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
                 for task in (links, keys, books, shared, *readers):
                     task.cancel()
@@ -194,7 +206,7 @@ def _most_in_flight(entries: Sequence[ModelEntry]) -> dict[str, int]:
     return {entry.name: entry.upstream.max_in_flight for entry in entries if entry.upstream is not None}
 
 
-def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
+def _config(app: Starlette, drain_s: float, certificate: ServerCertificate | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HeadBounds,
@@ -203,6 +215,7 @@ def _config(app: Starlette, drain_s: float) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s) + _LAST_WORDS_S,
     )

@@ -8,6 +8,8 @@ reasons): text of a client never becomes a label.
 
 from __future__ import annotations
 
+import math
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from antiphon.obs.admissionmetrics import AdmissionMetrics
@@ -78,6 +80,12 @@ class GatewayMetrics:
             ["model"],
             registry=registry,
         )
+        self.tls_end = Gauge(
+            "antiphon_tls_certificate_expiry_seconds",
+            "Unix time at which the certificate that is shown ends; NaN without TLS.",
+            registry=registry,
+        )
+        self.tls_end.set(math.nan)
         self.upstreams = UpstreamMetrics(registry)
         self.registry = RegistryMetrics(registry)
 

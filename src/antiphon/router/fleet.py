@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import Iterable
 
 from antiphon.core.generation import WorkerInfo
@@ -25,6 +26,7 @@ class Fleet:
 
     def __init__(self, urls: Iterable[str], secret: str, listener: LinkListener, log: Logger) -> None:
         self._secret = secret
+        self._tls: ssl.SSLContext | None = None
         self._listener = listener
         self._log = log
         self._links: dict[str, WorkerLink] = {}
@@ -54,8 +56,15 @@ class Fleet:
             self._listener.load_changed(self._links[url])
             return
         self._links[url] = WorkerLink(url, self._secret, self._listener, self._log, replica_number(url))
+        self._links[url].tls = self._tls
         if self._tasks is not None:
             self._start(url)
+
+    def trust(self, tls: ssl.SSLContext) -> None:
+        """Check workers at https addresses by this, from the next connection on."""
+        self._tls = tls
+        for link in self.links:
+            link.tls = tls
 
     def remove(self, url: str) -> None:
         """Give this worker no more work; its link ends with its last answer."""

@@ -232,7 +232,7 @@ class WorkerLink:
             ping_interval=None,  # frames are the heartbeat
             max_size=MAX_FRAME_BYTES,
             proxy=None,
-            ssl=self.tls if self.url.startswith("wss:") else None,
+            ssl=(self.tls or True) if self.url.startswith("wss:") else None,
         )
 
     async def _serve(self, socket: ClientConnection) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from antiphon.engine.engine import Engine
 from antiphon.kv.cache import KvCache
 from antiphon.kv.events import Directory
 from antiphon.kv.heap import keep_freed
+from antiphon.net.certificate import CertificateFiles, ServerCertificate
 from antiphon.obs.log import Logger
 from antiphon.obs.metrics import WorkerMetrics
 from antiphon.tokens.modelfile import context_of, locate
@@ -64,6 +65,7 @@ class WorkerSettings:
     role: Role = Role.BOTH
     lease: LeaseSettings | None = None  # None: gateways are told where it is by somebody else
     drain_s: float = 30.0
+    tls: CertificateFiles | None = None  # None: plain HTTP and WebSockets
 
 
 async def run_worker(
@@ -169,6 +171,7 @@ async def _serve(
     settings: WorkerSettings, parts: WorkerParts, on_ready: Callable[[int], None], log: Logger
 ) -> None:
     links, engine = parts.links, parts.engine
+    certificate = None if settings.tls is None else ServerCertificate(settings.tls, log)
     listener = socket.create_server((settings.host, settings.port))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited: asyncio skips such sockets
     config = uvicorn.Config(
@@ -180,6 +183,7 @@ async def _serve(
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=2,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
     )
     server = _Server(config)
     stop = asyncio.Event()
@@ -192,9 +196,10 @@ async def _serve(
         port = listener.getsockname()[1]
         on_ready(port)
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(_looked_after(certificate))
             lease: LeaseKeeper | None = None
             if settings.lease is not None:
-                address = settings.lease.advertise or _address(settings.host, port)
+                address = settings.lease.advertise or _address(settings, port)
                 held = leased(settings.lease, settings.secret, _describer(address, parts), parts.metrics, log)
                 lease = await stack.enter_async_context(held)
             await _until_stop(stop, serving, engine)
@@ -218,8 +223,23 @@ async def _finish(links: Links, engine: EngineThread, drain_s: float) -> None:
         await asyncio.wait_for(links.wait_idle(), _GIVE_BACK_S)
 
 
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _address(settings: WorkerSettings, port: int) -> str:
+    scheme, host = "http" if settings.tls is None else "https", settings.host
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def _looked_after(certificate: ServerCertificate | None) -> AsyncIterator[None]:
+    """Inside, its files are looked after."""
+    if certificate is None:
+        yield
+        return
+    task = asyncio.create_task(certificate.run(), name="certificate")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _describer(address: str, parts: WorkerParts) -> Callable[[str], Lease | None]:

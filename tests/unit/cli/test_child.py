@@ -42,7 +42,7 @@ class Puppet:
     async def pid(self) -> int:
         """The process that answers at the program's port, waiting until one does."""
         while True:
-            body = await fetch("127.0.0.1", self.program.port, "/")
+            body = await fetch(self.program.url, "/")
             if body is not None:
                 return int(body)
             await asyncio.sleep(0.02)

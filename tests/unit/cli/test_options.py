@@ -119,3 +119,30 @@ def test_missing_secret_file_is_named(tmp_path: Path) -> None:
     """The message says which file."""
     with pytest.raises(BadRequest, match="nowhere"):
         options.read_secret(tmp_path / "nowhere")
+
+
+def _edge(*arguments: str) -> argparse.Namespace:
+    parser = options.CommandParser("x", description="", epilog="")
+    options.add_tls_options(parser)
+    options.add_cors_option(parser)
+    return parser.parse_args(arguments)
+
+
+def test_edge_options_survive_the_way_to_a_gateway() -> None:
+    """What `serve` was told of pages and certificates is what its gateway is told."""
+    said = ["--tls-cert", "c", "--tls-key", "k", "--cors-origin", "https://a.example", "--cors-origin", "*"]
+    args = _edge(*said)
+    again = [*options.tls_arguments(args), *options.cors_arguments(args)]
+    assert again == said
+    assert options.tls_arguments(_edge()) == options.cors_arguments(_edge()) == []
+
+
+def test_certificate_and_key_go_together(tmp_path: Path) -> None:
+    """One alone is an error, and so is a pair that cannot be loaded; none is plain HTTP."""
+    assert options.certificate_files(_edge()) is None
+    for one in (("--tls-cert", "c"), ("--tls-key", "k")):
+        with pytest.raises(BadRequest, match="go together"):
+            options.certificate_files(_edge(*one))
+    missing = str(tmp_path / "none")
+    with pytest.raises(BadRequest, match=missing):
+        options.certificate_files(_edge("--tls-cert", missing, "--tls-key", missing))

@@ -104,4 +104,4 @@ async def test_new_life_must_say_that_it_is_ready_itself() -> None:
 
 async def test_fetch_of_nothing_is_none() -> None:
     """Where nobody listens there is no body, and no exception."""
-    assert await fetch("127.0.0.1", 1, "/healthz") is None
+    assert await fetch("http://127.0.0.1:1", "/healthz") is None

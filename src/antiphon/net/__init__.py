@@ -1,0 +1,1 @@
+"""What listeners of all processes share below HTTP: certificates."""
