@@ -256,7 +256,7 @@ class _Line:
         self.queue.leave(ticket, now_s)
 
     def _refuse(self, entry: _Entry, error: AntiphonError, now_s: float, reason: str | None = None) -> None:
-        self._gate.count(entry.ticket.priority, reason or error.dropped_reason or NO_REASON)
+        self._gate.count(self.model, entry.ticket.priority, reason or error.dropped_reason or NO_REASON)
         entry.refuse(error, now_s - entry.ticket.arrived_s)
 
 
@@ -305,19 +305,24 @@ class Admission:
             return line.enter(ticket, prepared, account, may_wait=may_wait)
         except AntiphonError as error:
             if error.dropped_reason is not None:
-                self.count(ticket.priority, error.dropped_reason)
+                self.count(model, ticket.priority, error.dropped_reason)
             raise
 
-    def count(self, priority: Priority, reason: str) -> None:
+    def count(self, model: str, priority: Priority, reason: str) -> None:
         """One was not started."""
-        self.metrics.rejected.labels(reason, class_name(priority)).inc()
+        self.metrics.rejected.labels(model, reason, class_name(priority)).inc()
+
+    def backlog(self, model: str) -> tuple[int, float]:
+        """Tokens that wait for a place at this model, and the seconds until they have all started."""
+        line = self._lines.get(model)
+        return (0, 0.0) if line is None else (line.queue.num_tokens, line.queue.backlog_s)
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        for priority in Priority:
-            lanes = [line.queue.lanes[priority] for line in self._lines.values()]
-            self.metrics.requests.labels(class_name(priority)).set(sum(map(len, lanes)))
-            self.metrics.tokens.labels(class_name(priority)).set(sum(lane.num_tokens for lane in lanes))
+        for model, line in self._lines.items():
+            for priority, lane in line.queue.lanes.items():
+                self.metrics.requests.labels(model, class_name(priority)).set(len(lane))
+                self.metrics.tokens.labels(model, class_name(priority)).set(lane.num_tokens)
 
     def _has_news(self, model: str) -> None:
         line = self._lines.get(model)

@@ -72,10 +72,11 @@ class Gauges:
         scale.clear()
         for (model, role), now in signals(self.dispatcher.fleet.links).items():
             scale.workers.labels(model, role).set(now.num_workers)
-            scale.queue_tokens.labels(model, role).set(now.queue_tokens)
+            num_tokens, wait_s = self.admission.backlog(model)  # here, before any worker has them
+            scale.queue_tokens.labels(model, role).set(now.queue_tokens + num_tokens)
             scale.running.labels(model, role).set(now.running)
             scale.kv_pressure.labels(model, role).set(now.kv_pressure)
-            scale.wait_s.labels(model, role).set(now.wait_s)
+            scale.wait_s.labels(model, role).set(now.wait_s + wait_s)
 
 
 class Metrics:

@@ -12,12 +12,15 @@ class AdmissionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Gauge(
-            "antiphon_queue_requests", "Requests that wait for a place.", ["class"], registry=registry
+            "antiphon_queue_requests",
+            "Requests that wait for a place.",
+            ["model", "class"],
+            registry=registry,
         )
         self.tokens = Gauge(
             "antiphon_queue_tokens_waiting",
             "Tokens of these: prompts to be computed and answers, as expected.",
-            ["class"],
+            ["model", "class"],
             registry=registry,
         )
         self.wait_s = Histogram(
@@ -32,6 +35,6 @@ class AdmissionMetrics:
             "Requests that were not started: rejected-queue-full, rejected-displaced (by a lighter tenant or "
             "a class below its share), rejected-wait-too-long, rejected-expired, rejected-stopping (the "
             "gateway ends); client-left; no-replica (nobody was left to serve them).",
-            ["reason", "class"],
+            ["model", "reason", "class"],
             registry=registry,
         )

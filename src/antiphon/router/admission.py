@@ -73,6 +73,12 @@ class AdmissionQueue:
     def num_tokens(self) -> int:
         return sum(lane.num_tokens for lane in self.lanes.values())
 
+    @property
+    def backlog_s(self) -> float:
+        """Until all that waits has started, at the rate at which it does; 0 where that is not known yet."""
+        rate = self._rate.tokens_per_s
+        return 0.0 if rate is None else self.num_tokens / rate
+
     def join(self, ticket: Ticket, now_s: float, draw: float) -> list[Ticket]:
         """Let it wait. Returns who was displaced for it. Raises Busy, DeadlineExceeded."""
         left_s = ticket.deadline_s - now_s

@@ -195,3 +195,14 @@ def test_who_leaves_is_not_served() -> None:
     queue.leave(first, 0.0)
     assert serve(queue) is second
     assert queue.head() is None
+
+
+def test_backlog_is_what_waits_by_the_rate_at_which_it_starts() -> None:
+    """What autoscalers go by: nothing while nobody waits or the rate is not known."""
+    young = queue_of()
+    fill(young, 3)
+    assert young.backlog_s == 0.0
+    queue = busy_queue(tokens_per_s=1000.0)
+    assert queue.backlog_s == 0.0
+    queue.join(ticket(num_tokens=500), 2.0, 0.0)
+    assert queue.backlog_s == pytest.approx(0.5, rel=0.2)
