@@ -25,7 +25,7 @@ async def test_more_than_it_may_have_at_once_waits_here() -> None:
             await server.arrived.get()
         third = asyncio.create_task(running.chat(model="far"))
         while (
-            'antiphon_queue_requests{class="interactive"} 1.0'
+            'antiphon_queue_requests{class="interactive",model="far"} 1.0'
             not in (await running.client.get("/metrics")).text
         ):
             pass  # asking has waited

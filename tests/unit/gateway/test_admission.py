@@ -93,7 +93,7 @@ class Hall:
 
     def num_waiting(self) -> float:
         self.gate.measure()
-        value = self.metrics.admission.requests.labels("default")._value.get()
+        value = self.metrics.admission.requests.labels("m", "default")._value.get()
         assert isinstance(value, float)
         return value
 
@@ -221,5 +221,5 @@ async def test_after_a_short_patience_nobody_waits_for_nobody(
     for entry in entries:
         with pytest.raises(NoReplica):
             await entry.source()
-    count = hall.metrics.admission.rejected.labels("no-replica", "default")._value.get()
+    count = hall.metrics.admission.rejected.labels("m", "no-replica", "default")._value.get()
     assert (count, hall.num_waiting()) == (3, 0)
