@@ -9,7 +9,9 @@ import sys
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, insert, select, text
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from antiphon.core.errors import BadRequest, StoreUnavailable
@@ -18,8 +20,8 @@ from antiphon.store import database as module
 from antiphon.store.apikey import digest_of
 from antiphon.store.database import Database, look
 from antiphon.store.keys import KeyStore
-from antiphon.store.migrate import migration_config
-from antiphon.store.schema import KeyRow, TenantRow
+from antiphon.store.migrate import migrate, migration_config
+from antiphon.store.schema import Base, KeyRow, TenantRow
 
 NOW = datetime.datetime(2026, 12, 1, 12, 30, 15, 123456, tzinfo=datetime.UTC)
 EAST = datetime.timezone(datetime.timedelta(hours=8))
@@ -52,7 +54,7 @@ async def test_transaction_is_whole_or_not_there(database: Database) -> None:
     assert await _tenants(database) == ["local"]
 
 
-async def test_cancelled_transaction_leaves_nothing(database: Database, monkeypatch: object) -> None:
+async def test_cancelled_transaction_leaves_nothing(database: Database) -> None:
     """Cancelling a writer in mid-transaction undoes it; its connection and its locks are free again."""
     is_inside = asyncio.Event()
 
@@ -275,3 +277,29 @@ def test_processes_migrate_one_after_the_other(database_url: str) -> None:
             await database.close()
 
     assert asyncio.run(keys()) == 2
+
+
+async def test_steps_lead_to_the_tables(database: Database) -> None:
+    """What the migrations made is what schema.py says, types and defaults too, on this kind of database."""
+
+    def differences(connection: Connection) -> list[object]:
+        options = {"compare_type": True, "compare_server_default": True}
+        return compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata)
+
+    async with database.reading() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_steps_lead_back(database: Database) -> None:
+    """Every step can be undone on this kind of database, and done again."""
+
+    def undo(connection: Connection) -> list[str]:
+        config = migration_config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        return inspect(connection).get_table_names()
+
+    async with database.writing() as connection:
+        assert await connection.run_sync(undo) == ["alembic_version"]
+        await connection.run_sync(migrate)
+    assert await _tenants(database) == ["local"]
