@@ -46,6 +46,7 @@ class Answer:
         self.num_moves = 0  # times some of it was given to another worker
         self.num_stalls = 0  # times it moved because its worker was silent
         self.num_suspicions = 0  # workers that died under it before it spoke there; 0 again once it speaks
+        self.suspected_at: tuple[str, int] | None = None  # the last of them: its address and its life
         self._num_vain_moves = 0  # since the last token
         self._num_received_then = 0  # at the last move
         self._open = [True] * generation.n

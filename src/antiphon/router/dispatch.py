@@ -193,17 +193,23 @@ class Dispatcher:
         if cause is Cause.DEATH:
             if lost:
                 self._note_failure(link)
-            self._accuse([*left, *(f.attempt.answer for f in lost if not f.attempt.has_spoken)])
+            self._accuse(link, [*left, *(f.attempt.answer for f in lost if not f.attempt.has_spoken)])
         for failure in sorted(lost, key=lambda failure: not failure.attempt.has_spoken):
             self._mover.move(failure.attempt.answer, failure.choices, cause)
 
-    def _accuse(self, suspects: Sequence[Answer]) -> None:
-        """A worker died under these before they spoke; end the one that is known to have killed it."""
+    def _accuse(self, link: WorkerLink, suspects: Sequence[Answer]) -> None:
+        """A worker died under these before they spoke; end the one that is known to have killed it.
+
+        One that is short of memory may lose its link, take another, and only then die: once is enough.
+        """
+        died = (link.url, link.life)
         suspects = list({id(answer): answer for answer in suspects if not answer.is_finished}.values())
         killer = culprit(suspects)
-        for answer in suspects:
+        fresh = [answer for answer in suspects if answer.suspected_at != died]
+        for answer in fresh:
             answer.num_suspicions += 1
-        if killer is None:
+            answer.suspected_at = died
+        if killer is None or killer not in fresh:
             return
         self._quarantine.add(killer.generation)
         self._metrics.quarantined.labels("found").inc()

@@ -284,6 +284,23 @@ async def test_a_request_that_kills_workers_is_found_among_others(after: int, mo
         assert (await end_of(made, make_generation(name="fine"))).finish is not Terminal.REFUSED
 
 
+async def test_a_worker_that_loses_its_link_twice_in_one_life_died_once() -> None:
+    """What went back to it is no killer of two; in another life it would be."""
+    lines = Lines()
+
+    async def hangs_up(session: Session, generation: Generation) -> None:
+        await session.close()
+
+    worker = LoopbackWorker(hangs_up)
+    async with dispatcher(worker, lines=lines) as made:
+        answer = made.start(make_generation())
+        await until(lambda: len(lines.named("link.down")) >= 2)
+        assert answer.num_suspicions == 1
+        worker.life += 1
+        assert (await outputs_of(answer))[-1].finish is not None
+        assert lines.named("request.quarantined")
+
+
 async def test_a_far_slower_worker_is_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what the workers say of their own steps; the others do its work."""
     monkeypatch.setattr(watch_module, "_PACE_EVERY_S", 0.05)
@@ -336,7 +353,7 @@ async def _random_faults(chance: random.Random) -> None:
     steady = LoopbackWorker(computing())
     workers = [LoopbackWorker(computing()) for _ in range(2)]
     for worker in workers:
-        after = chance.randrange(30)
+        after = chance.randrange(1, 30)  # who finds two dying before its first token is named their killer
         worker.script = chance.choice([computing(dies, after), stopping([worker], after)])
     sampling = msgspec.structs.replace(
         SAMPLING, seed=chance.randrange(1000), temperature=chance.random() + 0.5
