@@ -1,4 +1,4 @@
-"""What `bench overload` makes of answers: goodput, waits, refusals, recovery; its loads and the plain line."""
+"""What `bench overload` makes of answers: goodput, waits, refusals, recovery; loads, the plain line."""
 
 from __future__ import annotations
 
