@@ -201,3 +201,19 @@ async def test_bad_wishes(tmp_path: Path, fields: dict[str, object], param: str 
         response = await running.mint(header, **fields)
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("bound", [{"max_tokens": 12}, {"requests_per_minute": 1}])
+async def test_token_that_is_used_up(tmp_path: Path, bound: dict[str, int]) -> None:
+    """Then it gets 429, and in no list is anything amiss; its key and the key's other tokens go on."""
+    async with fleet(tmp_path) as running:
+        _, header = await running.key()
+        small = (await running.token(header, **bound))["token"]
+        other = (await running.token(header, max_tokens=100_000, requests_per_minute=100))["token"]
+        statuses = [(await running.chat(small)).status_code for _ in range(4)]
+        assert statuses[-1] == 429
+        assert set(statuses) <= {200, 429}
+        assert (await running.chat(other)).status_code == 200
+        assert await running.models(small) == ["scripted", "other"]
+        key = header["authorization"].removeprefix("Bearer ")
+        assert (await running.chat(key)).status_code == 200

@@ -17,13 +17,14 @@ import pytest
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, StepOutput, Terminal
+from antiphon.kv.redisurl import parse
 from antiphon.net import certificate
 from antiphon.net.certificate import CertificateFiles, trusting
 from antiphon.router.dispatch import Dispatcher
 from support.gateways import HELLO, MODEL, Gateway, gateway, gateway_to
 from support.lines import Lines
 from support.loopback import LoopbackWorker, Session, saying
-from support.redisserver import Certificates, make_certificates
+from support.redisserver import Certificates, make_certificates, redis_server
 from support.served import PATIENCE_S, serving, state_of_its_own
 from support.workerprocess import SECRET, worker_processes
 
@@ -167,6 +168,22 @@ async def test_gateway_and_worker(made: Certificates) -> None:
             (line,) = running.lines.named("link.up")
             assert line["worker"].startswith("wss://")
         assert "certificate verify failed" in await _why_down(url)
+
+
+async def test_worker_that_is_found_by_its_lease(made: Certificates) -> None:
+    """Its lease says https, so gateways that find it speak TLS with it."""
+    options = ("--model", "scripted", "--tls-cert", str(made.certificate), "--tls-key", str(made.key))
+    model = ModelEntry(name="scripted", engine="scripted", context=MODEL.context)
+    with contextlib.ExitStack() as stack:
+        environ = stack.enter_context(state_of_its_own())
+        control = stack.enter_context(redis_server())
+        environ |= {"ANTIPHON_CONTROL_REDIS_URL": control.url}
+        stack.enter_context(worker_processes(environ, options))
+        settings = {"control": parse(control.url), "secret": SECRET, "models": (model,)}
+        async with gateway_to(worker_ca=made.ca, **settings) as running:
+            (line,) = await running.lines.until("link.up")
+            assert line["worker"].startswith("wss://127.0.0.1:")
+            await running.proves_alive()
 
 
 async def _why_down(url: str) -> str:
