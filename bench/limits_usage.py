@@ -116,7 +116,7 @@ class Books:
 
     @property
     def left(self) -> list[Got]:
-        return [one for one in self.got if one.fault == LEFT]
+        return [one for one in self.got if one.fault == LEFT and not self.is_lost(one)]
 
     @property
     def broken(self) -> list[Got]:
