@@ -11,9 +11,9 @@ its share where one's own is below, or a heavier tenant of the same class. The n
 tenant there is displaced.
 
 A request that would wait too long is refused when it comes: by the tokens before it and the rate at which
-they start. Too long is most of its time, or of its class's longest wait; a twentieth of that, where more than
-a few of its class wait and some have without a break for a second. A queue that empties again carries a burst
-over and is worth waiting in, one that stands only makes everybody late.
+they start. Too long is most of its time, or of its class's longest wait: a tenth of that where more than a
+few of its class wait, and some have without a break for a second; a twentieth where its tenant's do. A queue
+that empties again carries a burst over and is worth waiting in, one that stands only makes everybody late.
 
 Invariants: a ticket that joined leaves in exactly one way: taken, left or displaced; bounds hold after each
 call; a class with waiters gets its share of what starts, less one request. No clock and no chance of its
@@ -41,7 +41,7 @@ MOST_RETRY_S = 60.0
 SHARES = {Priority.INTERACTIVE: 0.7, Priority.DEFAULT: 0.2, Priority.BATCH: 0.1}
 LONGEST_WAIT_S = {Priority.INTERACTIVE: 10.0, Priority.DEFAULT: 30.0, Priority.BATCH: 120.0}
 STANDING_AFTER_S = 1.0
-STANDING_SHARE = 0.05  # of the longest wait
+STANDING_CLASS, STANDING_TENANT = 0.1, 0.05  # of the longest wait
 FEW = 4  # requests: where places are few and answers long, some may always wait
 CAUTION = 0.75  # of a time that may be waited, what an estimate may say
 
@@ -84,7 +84,7 @@ class AdmissionQueue:
         left_s = ticket.deadline_s - now_s
         if left_s <= 0:
             raise expired()
-        if self.wait_s(ticket) > min(CAUTION * left_s, self._longest_s(ticket.priority, now_s)):
+        if self.wait_s(ticket) > min(CAUTION * left_s, self._longest_s(ticket, now_s)):
             raise self.busy(ticket, WAIT_TOO_LONG, draw)
         ticket.weight = 1 / self.bounds.num_requests + ticket.num_tokens / self.bounds.num_tokens
         displaced = self._make_room(ticket)
@@ -151,10 +151,14 @@ class AdmissionQueue:
         error.retry_after_s = min(max(self.wait_s(ticket), LEAST_RETRY_S) * (1 + draw), MOST_RETRY_S)
         return error
 
-    def _longest_s(self, priority: Priority, now_s: float) -> float:
+    def _longest_s(self, ticket: Ticket, now_s: float) -> float:
         """The longest wait that is worth it now."""
-        stands = now_s - self._since_s[priority] > STANDING_AFTER_S and len(self.lanes[priority]) >= FEW
-        return self.bounds.longest_wait_s[priority] * (STANDING_SHARE if stands else CAUTION)
+        lane, share = self.lanes[ticket.priority], CAUTION
+        stands_from_s = now_s - STANDING_AFTER_S
+        if len(lane) >= FEW and self._since_s[ticket.priority] < stands_from_s:
+            is_its_own = lane.waits_since_s(ticket.tenant, now_s) < stands_from_s
+            share = STANDING_TENANT if is_its_own else STANDING_CLASS
+        return share * self.bounds.longest_wait_s[ticket.priority]
 
     def _make_room(self, ticket: Ticket) -> list[Ticket] | None:
         """Whom to displace, displaced already; None, and nobody is, where that is not enough."""

@@ -42,6 +42,7 @@ class _Tenant:
     tickets: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
     num_tokens: int = 0  # of its tickets
     weight: float = 0.0
+    since_s: float = 0.0  # when it began to wait
 
 
 class Lane:
@@ -66,6 +67,7 @@ class Lane:
         if tenant is None:
             tenant = self._idle.pop(ticket.tenant, None) or _Tenant()
             tenant.counter = max(tenant.counter, self._least_counter())
+            tenant.since_s = ticket.arrived_s
             self._waiting[ticket.tenant] = tenant
             self._by_counter.put(ticket.tenant, tenant.counter)
         tenant.tickets[ticket] = None
@@ -116,14 +118,19 @@ class Lane:
     def tokens_ahead(self, name: str) -> float:
         """Tokens that are served before one more request of this tenant, as far as can be seen.
 
-        What waits of its own, and of every other tenant as much and what that tenant is behind: exact
-        where all others have so much waiting, else too much, but never more than all that waits.
+        What waits of its own, and of every other tenant as much, what that is behind, and one request: rather
+        too much, but never more than all that waits.
         """
+        if not self.num_requests:
+            return 0.0
         tenant = self._waiting.get(name) or self._idle.get(name) or _Tenant()
-        least = self._least_counter()
         num_others = len(self._waiting) - (name in self._waiting)
-        ahead = tenant.num_tokens + num_others * (tenant.num_tokens + max(tenant.counter - least, 0.0))
-        return min(ahead, float(self.num_tokens))
+        behind = max(tenant.counter - self._least_counter(), 0.0) + self.num_tokens / self.num_requests
+        return min(tenant.num_tokens + num_others * (tenant.num_tokens + behind), float(self.num_tokens))
+
+    def waits_since_s(self, name: str, now_s: float) -> float:
+        """Since when this tenant has had something waiting without a break."""
+        return self._waiting[name].since_s if name in self._waiting else now_s
 
     def _least_counter(self) -> float:
         name = self._by_counter.least()

@@ -1,14 +1,15 @@
 """How much more may go to a worker now, by its last report and what was sent since. Pure.
 
     sequences   max_sequences + backlog - those that are there
-    prefill     0.25 s of its measured rate - prompt tokens still to be computed
+    prefill     0.1 s of its measured rate - prompt tokens still to be computed
     KV          tokens that fit into its free and cached blocks - those sent since the report
 
-The backlog (one, and one in sixteen of those that run at once) and the quarter second keep its engine from
-idling until the next report. A worker with nothing to do takes anything: what does not fit is its to refuse.
-A request so long that it would have to wait until a worker is nearly empty goes when a quarter of the blocks
-is free, and waits there: else all others would wait with it. A room is counted down by what is let in,
-wherever that goes then: the choice among workers may prefer a fuller one that has the prompt.
+The backlog (one, and one in 32 of those that run at once) and the tenth of a second keep its engine from
+idling until the next report, which comes with each step. A worker with nothing to do takes anything: what
+does not fit is its to refuse. A request so long that it would have to wait for a nearly empty worker goes
+when a quarter of the blocks is free, and waits there: else all others would wait with it. A room is counted
+down by what is let in, wherever that goes then: the choice among workers may prefer a fuller one that has the
+prompt.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from antiphon.router.cost import MAX_SEQUENCES, PREFILL_TOKENS_PER_S
 from antiphon.router.lane import Ticket
 from antiphon.router.policy import ReplicaState
 
-PREFILL_BACKLOG_S = 0.25
+PREFILL_BACKLOG_S = 0.1
 _LONG = 0.25  # of a worker's blocks
-_PER_EXTRA = 16  # sequences that run at once, for one more that waits there
+_PER_EXTRA = 32  # sequences that run at once, for one more that waits there
 
 
 @dataclass(slots=True)

@@ -114,10 +114,28 @@ def test_the_heaviest_is_who_fills_most_and_its_newest_request_is_named() -> Non
 
 
 def test_tokens_ahead_are_few_for_a_light_tenant_and_all_for_a_heavy_one() -> None:
-    """A newcomer waits for nobody's second request; who has most waiting waits for everything."""
+    """A newcomer waits for one request of another; who has most waiting waits for everything."""
     lane = Lane()
     fill(lane, "a" * 50)
-    assert lane.tokens_ahead("b") == 0
+    assert lane.tokens_ahead("b") == 100
     fill(lane, "b")
-    assert lane.tokens_ahead("b") == 200
+    assert lane.tokens_ahead("b") == 300
     assert lane.tokens_ahead("a") == 5100
+
+
+def test_tokens_ahead_are_all_there_are_where_many_tenants_wait_with_one_request_each() -> None:
+    """A newcomer comes behind all of them."""
+    lane = Lane()
+    fill(lane, "abcdefgh")
+    assert lane.tokens_ahead("z") == 800
+
+
+def test_a_tenant_waits_since_its_queue_was_last_empty() -> None:
+    """One that never waits long is not one whose requests stand."""
+    lane = Lane()
+    lane.join(Ticket("a", Priority.DEFAULT, 1, 1e9, 5.0))
+    lane.join(Ticket("a", Priority.DEFAULT, 1, 1e9, 7.0))
+    assert (lane.waits_since_s("a", 9.0), lane.waits_since_s("b", 9.0)) == (5.0, 9.0)
+    served(lane, 2)
+    lane.join(Ticket("a", Priority.DEFAULT, 1, 1e9, 8.0))
+    assert lane.waits_since_s("a", 9.0) == 8.0

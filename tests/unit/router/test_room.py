@@ -47,10 +47,10 @@ def test_what_was_sent_since_the_report_counts() -> None:
 
 
 def test_prompts_wait_here_rather_than_there() -> None:
-    """A quarter second of prefill may wait at a worker, then no more comes."""
+    """A tenth of a second of prefill may wait at a worker, then no more comes."""
     rates = WorkerRates(prefill_tokens_per_s=1000.0)
-    assert let_in(room_of(worker(rates=rates), 16), ticket(10, 100)) == 3
-    assert let_in(room_of(worker(rates=rates, waiting_tokens=250), 16), ticket(10, 100)) == 0
+    assert let_in(room_of(worker(rates=rates), 16), ticket(10, 40)) == 3
+    assert let_in(room_of(worker(rates=rates, waiting_tokens=100), 16), ticket(10, 100)) == 0
 
 
 def test_kv_that_is_not_there_is_not_promised() -> None:
