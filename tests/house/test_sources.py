@@ -35,6 +35,8 @@ TOPICS = {
     "engine/test_offers.py",
     "engine/test_prefill_only.py",
     "router/test_faults.py",
+    "router/test_hangs.py",
+    "router/test_hedges.py",
     "gateway/test_chunks.py",
     "gateway/test_envelope.py",
     "gateway/test_logprob_shapes.py",
