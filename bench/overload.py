@@ -279,6 +279,15 @@ def figures_of(settings: Settings, measured: Measured) -> list[Figure]:
             "TTFT p99 of what was admitted, at twice capacity ÷ at 0.8 of it",
             "<= 2.0",
         ),
+        *(
+            figure(
+                f"ttft_p99_{priority.name.lower()}",
+                over.of_class(priority).ttft_s(99) / normal.of_class(priority).ttft_s(99),
+                f"the same of class {priority.name.lower()}",
+                "<= 2.0" if priority is Priority.INTERACTIVE else None,
+            )
+            for priority in CLASSES
+        ),
         figure(
             "refusal_p99_ms",
             1000 * over.refusal_s(99),

@@ -112,10 +112,11 @@ class Outcome:
         found = {self.name: self.row()}
         present = sorted({one.caller.grant.priority for one in self.told})
         for priority in present if len(present) > 1 else ():
-            found[f"{self.name}: {priority.name.lower()}"] = self._of_class(priority).row()
+            found[f"{self.name}: {priority.name.lower()}"] = self.of_class(priority).row()
         return found
 
-    def _of_class(self, priority: Priority) -> Outcome:
+    def of_class(self, priority: Priority) -> Outcome:
+        """The part of it of one class."""
         return self.of(lambda one: one.caller.grant.priority is priority)
 
     def reasons(self) -> dict[str, int]:
