@@ -39,7 +39,7 @@ from antiphon.router.servicerate import Expectation
 
 PATIENCE_S = 2.0  # with nobody to serve a model, for those that wait: a worker that restarts is not so quick
 CLIENT_LEFT = "client-left"
-NO_REASON = "no-replica"  # the only refusal that is not for want of room or time
+NO_REPLICA = "no-replica"
 
 
 class OpenGate:
@@ -63,7 +63,7 @@ class _Started:
 
 
 class _Entry:
-    """A request that is counted. `num_sequences` of it may be there at once."""
+    """A request that is counted: it waits, then it has a place, then it is settled."""
 
     def __init__(self, line: _Line, ticket: Ticket, prepared: Prepared, account: Account) -> None:
         self.line = line
@@ -256,7 +256,7 @@ class _Line:
         self.queue.leave(ticket, now_s)
 
     def _refuse(self, entry: _Entry, error: AntiphonError, now_s: float, reason: str | None = None) -> None:
-        self._gate.count(self.model, entry.ticket.priority, reason or error.dropped_reason or NO_REASON)
+        self._gate.count(self.model, entry.ticket.priority, reason or error.dropped_reason or NO_REPLICA)
         entry.refuse(error, now_s - entry.ticket.arrived_s)
 
 
