@@ -353,10 +353,12 @@ def _is_final(output: StepOutput) -> bool:
 
 async def _hang_up(socket: ClientConnection) -> None:
     """Say goodbye to a worker that listens; websockets would wait without end for one that does not read."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await socket.close()
-    socket.transport.abort()
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await socket.close()
+    finally:  # also where the gateway stops just then
+        socket.transport.abort()
 
 
 def _decode(data: bytes | str) -> Up:

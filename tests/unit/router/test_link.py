@@ -374,3 +374,30 @@ async def test_a_worker_is_told_whom_to_forget() -> None:
         linked_.link.resync()
         await old.resyncs.get()  # came behind it, had it been sent
         assert old.forgets.empty()
+
+
+class Deaf:
+    """A socket whose worker never says goodbye."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.is_aborted = False
+        self.closing = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closing.set()
+        await asyncio.Event().wait()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_a_goodbye_that_is_cut_short_closes_the_socket() -> None:
+    """A gateway that stops while it leaves a worker leaves no socket behind."""
+    socket = Deaf()
+    leaving = asyncio.create_task(link_module._hang_up(socket))  # type: ignore[arg-type]  # all it needs
+    await socket.closing.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    assert socket.is_aborted
