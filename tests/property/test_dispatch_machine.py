@@ -246,7 +246,9 @@ class DispatchMachine(RuleBasedStateMachine):
         self.fleet.advance(0.1)
         self.is_sound()
         assert self.made.num_parked == self.made.num_split == 0
-        assert not any(worker.link.num_open_answers or worker.tasks for worker in self.fleet.workers)
+        assert not any(
+            worker.link.num_open_answers or worker.after_reading() for worker in self.fleet.workers
+        )
 
     def worker(self, pick: int, some: list[FakeWorker] | None = None) -> FakeWorker:
         """One of these, else one that has something to do; any where there is none."""
