@@ -39,6 +39,26 @@ carry the same values. They cannot widen it. System prompts that the operator li
 are shared by all.
 """
 
+_ADMIN = """## Admin
+
+The routes under `/admin` are for keys made with `--admin`, and for nobody else: 403 `permission_denied`, on
+loopback without a key too. What such a key may ask models is another matter.
+
+`GET /admin/usage` adds up by `by=day` (of UTC), `model`, `tenant` or `key`, each currency on its own; `GET
+/admin/usage/requests` has one row a request. Both take `since` and `until` (`2026-12-01` or
+`2026-12-01T12:00:00Z`, by when a request was let in; `until` is not in it), `tenant` (name) and `key` (id),
+and answer JSON, or CSV where `Accept: text/csv` or `format=csv` asks for it. Answers leave as they are read,
+of any length; one that breaks off is no whole body. `cost_micros` are millionths of the `currency`;
+`num_estimated` and `is_estimated` mark what is not known exactly, such as requests whose gateway was killed
+(`outcome` `lost`).
+
+`POST /admin/keys` takes what `antiphon keys create` does: `tenant`, `name`, `limits` (any of
+`requests_per_minute`, `tokens_per_minute`, `max_concurrent`, `tokens_per_day`, `tokens_per_month`), `models`,
+`priority`, `is_admin`. Its answer holds the key's text, once. In `PATCH /admin/keys/{key_id}` a field that is
+left out stays as it is, and null takes a limit away. Fields that are not known are refused. What changes
+holds at all gateways within 5 seconds.
+"""
+
 _SHARED = {
     "model": "Honoured: a name or alias of `/v1/models`.",
     "n": "Honoured; the prompt is computed and counted once.",
@@ -98,6 +118,7 @@ def api_page() -> str:
         "",
         *_section("POST /v1/chat/completions", ChatRequest, _SHARED | _CHAT),
         *_section("POST /v1/completions", CompletionRequest, _SHARED | _COMPLETION),
+        _ADMIN,
         "## Refused on both\n",
         f"They would change the answer, or steer what a client must not:\n{refused}.\n",
         "Any other field is dropped.\n",

@@ -17,15 +17,7 @@ from antiphon.router.answer import Answer
 from antiphon.router.attempt import Attempt
 from antiphon.router.link import Failure, WorkerLink, link_url
 from support.lines import Lines
-from support.loopback import (
-    SECRET,
-    LoopbackWorker,
-    Script,
-    Session,
-    saying,
-    silent,
-    worker_info,
-)
+from support.loopback import SECRET, LoopbackWorker, Script, Session, saying, silent, worker_info
 
 IDLE = Load(0, 0, 0, 0, 0, 0, 0)
 
