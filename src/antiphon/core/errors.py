@@ -103,7 +103,7 @@ class Busy(AntiphonError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
-    retry_after_s = 1.0
+    retry_after_s: float | None = 1.0
 
 
 class EngineFault(AntiphonError):

@@ -82,6 +82,5 @@ def _when(wait_s: float | None) -> str:
 
 def _busy(message: str, reason: str, wait_s: float | None) -> Busy:
     error = Busy(message)
-    error.dropped_reason = reason
-    error.retry_after_s = wait_s
+    error.dropped_reason, error.retry_after_s = reason, wait_s
     return error

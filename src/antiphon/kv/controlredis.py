@@ -84,7 +84,7 @@ class ControlRedis:
         finally:
             if not is_sound:
                 await self.close()
-        return float(seconds) + micros / 1e6
+        return seconds + micros / 1e6
 
     async def close(self) -> None:
         """Drop every connection. The next call connects anew."""
@@ -94,11 +94,14 @@ class ControlRedis:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await client.aclose()
 
-    async def _time(self) -> Any:
+    async def _time(self) -> tuple[int, int]:
         client = self._client()
         if isinstance(client, RedisCluster):
-            return await client.execute_command("TIME", target_nodes=RedisCluster.RANDOM)
-        return await client.execute_command("TIME")
+            found = await client.execute_command("TIME", target_nodes=RedisCluster.RANDOM)
+        else:
+            found = await client.execute_command("TIME")  # type: ignore[no-untyped-call]  # of redis-py
+        seconds, micros = found
+        return int(seconds), int(micros)
 
     def _client(self) -> _Client:
         if not self._clients:
