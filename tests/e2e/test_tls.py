@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from antiphon.cli.kvpages import WorkerPages, WorkerSilent
 from antiphon.core.catalogue import ModelEntry
 from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Generation, StepOutput, Terminal
@@ -168,6 +169,9 @@ async def test_gateway_and_worker(made: Certificates) -> None:
             (line,) = running.lines.named("link.up")
             assert line["worker"].startswith("wss://")
         assert "certificate verify failed" in await _why_down(url)
+        assert WorkerPages(url, SECRET, made.ca).info().model == "scripted"
+        with pytest.raises(WorkerSilent, match="CERTIFICATE_VERIFY_FAILED"):
+            WorkerPages(url, SECRET).info()
 
 
 async def test_worker_that_is_found_by_its_lease(made: Certificates) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import httpx2
 import msgspec
 
+from antiphon.net.certificate import trusting
 from antiphon.worker.kvinfo import KvHeld, KvInfo
 
 _TIMEOUT_S = 5.0
@@ -25,6 +27,7 @@ class WorkerPages:
 
     url: str
     secret: str = field(repr=False)
+    ca: Path | None = None  # vouches for it at an https address; None: the system does
 
     def info(self) -> KvInfo:
         """Raises WorkerSilent."""
@@ -43,6 +46,7 @@ class WorkerPages:
                 headers={"Authorization": f"Bearer {self.secret}"},
                 timeout=_TIMEOUT_S,
                 trust_env=False,
+                verify=trusting(self.ca),
             )
             if reply.status_code != 200:
                 raise WorkerSilent(f"{address} answered {reply.status_code}")

@@ -53,6 +53,12 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with the secret of those workers (default: that of the `antiphon serve` here)",
     )
+    parser.add_argument(
+        "--worker-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: who vouches for workers at https addresses (default: the system's authorities)",
+    )
 
 
 def add_choice_options(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +124,7 @@ class Place:
             assert self.run is not None
             file = Path(self.run.secret_file)
         secret = read_secret(file)
-        return [WorkerPages(url, secret) for url in urls]
+        return [WorkerPages(url, secret, self._args.worker_ca) for url in urls]
 
     def tenants(self) -> Tenants:
         """The tenants of the gateway's database."""
