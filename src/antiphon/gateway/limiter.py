@@ -8,8 +8,9 @@ each limit, the limit ÷ the gateways last seen, by its own counts; without a Re
 
 Invariants: a request that was refused, or whose client left meanwhile, is counted nowhere; a place among
 `max_concurrent` is free here as soon as the account closes; what waits to be written is bounded. Budgets
-start from what the database knows, which is the truth on them. A request counts for its minute once it
-has passed, whatever becomes of it; its tokens as far as they were used, cached ones too.
+start from what the database knows, which is the truth on them, and are compared with it after an outage. A
+request counts for its minute once it
+has passed, whatever becomes of it; its tokens as far as its client is charged, cached ones too.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Limiter:
         now_s = self._clock.now()
         hold = _Hold(meter, local, estimate(request, meter, local.answer_tokens), slot_of(now_s))
         local.num_open += 1
+        local.open_tokens += hold.tokens
         local.add(now_s, hold.local_slot, 1, hold.tokens)
         return hold
 
@@ -142,6 +144,8 @@ class Limiter:
         period, standing = change.period, counted.standing
         if counted.unknown:
             standing = await self._with_budgets(meter, period, counted, ledger)
+        elif local.is_unshared:
+            standing = await self._caught_up(hold, period, counted, ledger)
         local.spent = {period.day: standing.day, period.month: standing.month, _LIFE: standing.total}
         return meter, standing, period
 
@@ -150,7 +154,7 @@ class Limiter:
     ) -> Standing:
         """Start what Redis counts of budgets with what the database knows. Raises as both do."""
         spent = await self._spent_before(meter, period)
-        names = {f"D{period.day}": period.day, f"M{period.month}": period.month, "X": _LIFE}
+        names = _fields(period)
         before = {field: spent.get(names[field], 0) for field in counted.unknown}
         await ledger.seed(meter, before)
         now = counted.standing
@@ -159,6 +163,30 @@ class Limiter:
             day=now.day + before.get(f"D{period.day}", 0),
             month=now.month + before.get(f"M{period.month}", 0),
             total=now.total + before.get("X", 0),
+        )
+
+    async def _caught_up(
+        self, hold: _Hold, period: Period, counted: Counted, ledger: LimitLedger
+    ) -> Standing:
+        """Where requests passed while Redis was away the database knows more. Raises as both do."""
+        meter, now = hold.meter, counted.standing
+        hold.local.is_unshared = False
+        try:
+            spent = await self._spent_before(meter, period)
+            totals = {period.day: now.day, period.month: now.month, _LIFE: now.total}
+            lacking = {name: max(tokens + hold.tokens - totals[name], 0) for name, tokens in spent.items()}
+            names = _fields(period)
+            await ledger.correct(
+                meter, {field: tokens + lacking[names[field]] for field, tokens in counted.before.items()}
+            )
+        except BaseException:
+            hold.local.is_unshared = True  # whoever comes next tries again
+            raise
+        return replace(
+            now,
+            day=now.day + lacking.get(period.day, 0),
+            month=now.month + lacking.get(period.month, 0),
+            total=now.total + lacking.get(_LIFE, 0),
         )
 
     async def _learn_budgets(self, hold: _Hold, period: Period) -> None:
@@ -171,7 +199,8 @@ class Limiter:
         )
         if not is_known:
             before = await self._spent_before(hold.meter, period)
-            hold.local.spent = {name: tokens + hold.tokens for name, tokens in before.items()}
+            known, own = hold.local.spent, hold.local.open_tokens  # another one may have asked as well
+            hold.local.spent = {name: known.get(name, tokens + own) for name, tokens in before.items()}
 
     async def _spent_before(self, meter: Meter, period: Period) -> dict[str, int]:
         """What the database knows, by period. Raises StoreUnavailable."""
@@ -189,7 +218,7 @@ class Limiter:
 
     def _settle(self, holds: Sequence[_Hold], account: Account, num_answers: int) -> None:
         """The request has ended: it used so much."""
-        used = account.num_prompt_tokens + account.num_answer_tokens
+        used = account.num_prompt_tokens + account.num_answer_tokens if account.is_charged else 0
         for hold in holds:
             self._give_back(hold, 0, used - hold.tokens)
             if account.num_answer_tokens:
@@ -198,9 +227,17 @@ class Limiter:
     def _give_back(self, hold: _Hold, requests: int, tokens: int) -> None:
         local = hold.local
         local.num_open -= 1
+        local.open_tokens -= hold.tokens
         local.add(self._clock.now(), hold.local_slot, requests, tokens)
-        if self._ledger is not None and hold.slot is not None:
-            self._ledger.note(hold.meter, hold.slot, requests, tokens, local)
+        ledger = self._ledger
+        if ledger is None:
+            return
+        if hold.slot is not None:
+            ledger.note(hold.meter, hold.slot, requests, tokens, local)
+        elif ledger.is_alone:
+            local.is_unshared = True
+        else:  # it passed while Redis was away, which is back
+            ledger.note(hold.meter, None, 0, hold.tokens + tokens, local)
 
 
 def estimate(request: GeneratingRequest, meter: Meter, answer_tokens: float) -> int:
@@ -236,6 +273,11 @@ def _num_prompt_tokens(request: GeneratingRequest) -> int:
 
 def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
+
+
+def _fields(period: Period) -> dict[str, str]:
+    """The period that each field of the shared counts is about."""
+    return {f"D{period.day}": period.day, f"M{period.month}": period.month, "X": _LIFE}
 
 
 def _begin(day: str) -> datetime.datetime:

@@ -39,6 +39,8 @@ class SharedCounts(Protocol):
 
     async def seed(self, meter: Meter, spent: Mapping[str, int]) -> None: ...
 
+    async def correct(self, meter: Meter, spent: Mapping[str, int]) -> None: ...
+
     async def greet(self, now_s: float) -> int: ...
 
     async def leave(self) -> None: ...
@@ -81,7 +83,7 @@ class LimitLedger:
         self._log = log
         self._ahead_s: float | None = None  # Redis' clock less ours; None: not known yet
         self._away_until_s = clock.now()
-        self._is_alone = False
+        self.is_alone = False  # Redis did not answer when it was last asked
         self._asked: list[_Asked] = []
         self._counting: asyncio.Task[None] | None = None
         self._notes: dict[tuple[str, int | None], _Note] = {}
@@ -124,9 +126,17 @@ class LimitLedger:
             self._lost(fault)
             raise
 
-    def note(self, meter: Meter, slot: int, requests: int, tokens: int, local: LocalMeter) -> None:
-        """Count so much in a moment, and how many are open then."""
-        place = slot if counts(slot, slot_of(self._now_s())) else None
+    async def correct(self, meter: Meter, spent: Mapping[str, int]) -> None:
+        """As the shared counts'. Raises ControlFault."""
+        try:
+            await self._shared.correct(meter, spent)
+        except ControlFault as fault:
+            self._lost(fault)
+            raise
+
+    def note(self, meter: Meter, slot: int | None, requests: int, tokens: int, local: LocalMeter) -> None:
+        """Count so much in a moment, and how many are open then. `slot` None: for budgets alone."""
+        place = None if slot is None or not counts(slot, slot_of(self._now_s())) else slot
         note = self._notes.get((meter.id, place))
         if note is None:
             if len(self._notes) >= MOST_NOTES:
@@ -289,14 +299,14 @@ class LimitLedger:
 
     def _lost(self, fault: ControlFault) -> None:
         self._away_until_s = self._clock.now() + AWAY_S
-        if not self._is_alone:
-            self._is_alone = True
+        if not self.is_alone:
+            self.is_alone = True
             self._metrics.is_alone.set(1)
             self._log.warning("limits.alone", detail=str(fault), gateways=self.num_gateways)
 
     def _found(self) -> None:
         self._away_until_s = self._clock.now()
-        if self._is_alone:
-            self._is_alone = False
+        if self.is_alone:
+            self.is_alone = False
             self._metrics.is_alone.set(0)
             self._log.info("limits.shared")

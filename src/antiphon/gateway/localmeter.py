@@ -21,6 +21,8 @@ class LocalMeter:
 
     def __init__(self) -> None:
         self.num_open = 0
+        self.open_tokens = 0  # as they were estimated
+        self.is_unshared = False  # something passed here while Redis was away, which its budgets lack
         self.answer_tokens = float(ANSWER_TOKENS)  # of one answer, as expected
         self.spent: dict[str, int] = {}  # by period (a day, a month, all its life): as known, of all gateways
         self._requests: dict[int, int] = {}

@@ -4,7 +4,7 @@ One hash a meter (a key or a client token), so that a request needs one round tr
 
     r<slot> t<slot>    requests and tokens that came in that slot of 5 s (core/metering.py)
     d<day> m<month> x  tokens of the day, the month, a client token's life, since counting here began
-    D<day> M<month> X  those of before, as the database knows them: set once
+    D<day> M<month> X  those of before, as the database knows them: set once, and again after an outage
     c<gateway>         "open requests there:when that was said"
 
 A request is counted before the counts are read, so the order in which Redis took the commands is the order
@@ -54,9 +54,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a meter's counts are now. `unknown`: budgets whose use before is not there, as fields."""
+    """What a meter's counts are now. Of budgets `before`: their use before counting began, by field;
+    `unknown`: fields of those whose use before is not there.
+    """
 
     standing: Standing
+    before: Mapping[str, int]
     unknown: Sequence[str]
     stale: Sequence[bytes]  # fields that mean nothing any more
 
@@ -98,6 +101,11 @@ class LimitCounters:
         """What was used before counting began, by field; who says it first counts. Raises ControlFault."""
         key = limit_key(meter.id)
         await self._run([("HSETNX", key, field, tokens) for field, tokens in spent.items()])
+
+    async def correct(self, meter: Meter, spent: Mapping[str, int]) -> None:
+        """The same where it was said already, and turned out to be more. Raises ControlFault."""
+        key = limit_key(meter.id)
+        await self._run([("HSET", key, field, tokens) for field, tokens in spent.items()])
 
     async def greet(self, now_s: float) -> int:
         """Say that this gateway lives; how many do, itself included. Raises ControlFault."""
@@ -209,7 +217,7 @@ def _standing(change: Change, amounts: Mapping[bytes, int], num_elsewhere: int) 
         f"M{change.period.month}": limits.tokens_per_month is not None,
         "X": meter.max_tokens is not None,
     }
-    unknown = [name for name, is_wanted in wanted.items() if is_wanted and name.encode() not in amounts]
+    before = {name: amounts.get(name.encode()) for name, is_wanted in wanted.items() if is_wanted}
 
     def total(field: str) -> int:
         return amounts.get(field.lower().encode(), 0) + amounts.get(field.encode(), 0)
@@ -224,7 +232,8 @@ def _standing(change: Change, amounts: Mapping[bytes, int], num_elsewhere: int) 
             month=total(f"M{change.period.month}"),
             total=total("X"),
         ),
-        unknown,
+        {name: tokens for name, tokens in before.items() if tokens is not None},
+        [name for name, tokens in before.items() if tokens is None],
         stale,
     )
 

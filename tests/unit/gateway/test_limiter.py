@@ -78,6 +78,19 @@ async def test_estimates_are_settled_by_what_was_used(
         await until(lambda: tokens_in(server, key) == 25)
 
 
+async def test_what_nobody_is_charged_for_counts_for_no_limit(
+    server: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    """A prompt was read, then admission refused its request: the books say nothing, and so do limits."""
+    key = key_of(request)
+    async with limiter_at(server.url) as one:
+        account = await one.ask(key=key, tokens_per_minute=30, tokens_per_day=30)
+        account.num_prompt_tokens = 20
+        one.close(account, status=429)
+        assert await one.passes(key=key, tokens_per_minute=30, tokens_per_day=30)
+        await until(lambda: tokens_in(server, key) == ESTIMATE)
+
+
 def tokens_in(server: RedisServer, key: str) -> int:
     """Tokens of this minute, as Redis has them."""
     with server.client() as client:
@@ -233,6 +246,13 @@ async def test_without_a_redis_the_whole_limit_is_kept_here() -> None:
         assert await one.passes(requests_per_minute=3)
         assert await one.passes(key="key_2", tokens_per_day=65)
         assert not await one.passes(key="key_2", tokens_per_day=65)
+
+
+async def test_a_first_burst_overruns_no_budget() -> None:
+    """Whoever learns last what was spent does not forget who came meanwhile."""
+    async with limiter_at(None, Books(tokens=50)) as one:
+        tries = [one.passes(tokens_per_day=80) for _ in range(20)]
+        assert sum(await asyncio.gather(*tries)) == 3
 
 
 @pytest.mark.parametrize(

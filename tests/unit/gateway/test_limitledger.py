@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from antiphon.core.errors import Busy
 from antiphon.gateway.limitledger import AWAY_S, GREET_S
 from antiphon.kv.keys import limit_key
 from support.dispatchers import until
-from support.limiting import One, key_of, limiter_at
+from support.limiting import Books, One, key_of, limiter_at
 from support.redisserver import RedisServer, redis_cluster, redis_server
 
 
@@ -59,6 +60,26 @@ async def test_a_redis_that_stands_still_holds_up_few(request: pytest.FixtureReq
             assert one.metrics.limits.is_alone._value.get() == 1
             server.resume()
             await until(lambda: one.metrics.limits.is_alone._value.get() == 0)
+
+
+async def test_budgets_know_what_passed_while_redis_stood_still(request: pytest.FixtureRequest) -> None:
+    """It comes back with its old counts: the database, which was told meanwhile, corrects them once."""
+    key = key_of(request)
+    with redis_server("--maxmemory-policy", "noeviction") as server:
+        async with limiter_at(server.url, Books(tokens=0)) as one:
+            assert await one.passes(key=key, tokens_per_day=100)
+            server.pause()
+            for _ in range(3):
+                assert await one.passes(key=key, tokens_per_day=100)
+            one.books.tokens = 40  # all four are in the books
+            server.resume()
+            await until(lambda: one.metrics.limits.is_alone._value.get() == 0)
+            one.books.asked.clear()
+            with pytest.raises(Busy, match="used 40, requested 10"):
+                await one.ask(key=key, tokens_per_day=45)
+            with pytest.raises(Busy, match="used 40, requested 10"):
+                await one.ask(key=key, tokens_per_day=45)
+            assert one.books.asked == [key]
 
 
 async def test_counts_of_a_clock_that_jumped_are_no_lasting_harm(
