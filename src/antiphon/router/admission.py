@@ -12,8 +12,9 @@ tenant there is displaced.
 
 A request that would wait too long is refused when it comes: by the tokens before it and the rate at which
 they start. Too long is most of its time, or of its class's longest wait: a tenth of that where more than a
-few of its class wait, and some have without a break for a second; a twentieth where its tenant's do. A queue
-that empties again carries a burst over and is worth waiting in, one that stands only makes everybody late.
+few of its class wait, and some have for a second without a break as long; a twentieth where its tenant's do
+without any. A queue that empties again carries a burst over and is worth waiting in, one that stands only
+makes everybody late.
 
 Invariants: a ticket that joined leaves in exactly one way: taken, left or displaced; bounds hold after each
 call; a class with waiters gets its share of what starts, less one request. No clock and no chance of its
@@ -22,6 +23,7 @@ own: both come in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,7 +64,8 @@ class AdmissionQueue:
         self.bounds = bounds
         self.lanes = {priority: Lane() for priority in Priority}
         self._earned = dict.fromkeys(Priority, 0.0)  # tokens that a class may start before more urgent ones
-        self._since_s = dict.fromkeys(Priority, 0.0)  # when the class began to wait
+        self._since_s = dict.fromkeys(Priority, 0.0)  # when the class began to wait …
+        self._until_s = dict.fromkeys(Priority, -math.inf)  # … and when its lane was last empty
         self._rates = {priority: ServiceRate() for priority in Priority}  # of each class while it waits
         self._rate = ServiceRate()
 
@@ -93,7 +96,7 @@ class AdmissionQueue:
         for victim in displaced:
             self._note_empty(victim.priority, now_s)
         lane = self.lanes[ticket.priority]
-        if not lane:
+        if not lane and now_s - self._until_s[ticket.priority] > STANDING_AFTER_S:
             self._since_s[ticket.priority] = now_s
         lane.join(ticket)
         self._rates[ticket.priority].begin(now_s)
@@ -200,6 +203,7 @@ class AdmissionQueue:
 
     def _note_empty(self, priority: Priority, now_s: float) -> None:
         if not self.lanes[priority]:
+            self._until_s[priority] = now_s
             self._rates[priority].end(now_s)
         if not len(self):
             self._rate.end(now_s)

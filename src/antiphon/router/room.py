@@ -1,15 +1,16 @@
 """How much more may go to a worker now, by its last report and what was sent since. Pure.
 
-    sequences   max_sequences + backlog - those that are there
+    sequences   max_sequences - those that are there
     prefill     0.1 s of its measured rate - prompt tokens still to be computed
     KV          tokens that fit into its free and cached blocks - those sent since the report
 
-The backlog (one, and one in 32 of those that run at once) and the tenth of a second keep its engine from
-idling until the next report, which comes with each step. A worker with nothing to do takes anything: what
-does not fit is its to refuse. A request so long that it would have to wait for a nearly empty worker goes
-when a quarter of the blocks is free, and waits there: else all others would wait with it. A room is counted
-down by what is let in, wherever that goes then: the choice among workers may prefer a fuller one that has the
-prompt.
+The part of a second keeps its engine from idling until the next report, which comes with each step. No
+sequence waits there for another's end: a place that is empty for a step costs little, and whoever waited
+there would wait behind all that came before, whosever they are. A worker with nothing to do takes anything:
+what does not fit is its to refuse. A request so long that it would have to wait for a nearly empty worker
+goes when a quarter of the blocks is free, and waits there: else all others would wait with it. A room is
+counted down by what is let in, wherever that goes then: the choice among workers may prefer a fuller one that
+has the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from antiphon.router.policy import ReplicaState
 
 PREFILL_BACKLOG_S = 0.1
 _LONG = 0.25  # of a worker's blocks
-_PER_EXTRA = 32  # sequences that run at once, for one more that waits there
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def room_of(state: ReplicaState, block_tokens: int) -> Room:
     is_known = state.num_blocks > 0
     kv_tokens = state.free_blocks * block_tokens - state.dispatched_tokens
     return Room(
-        sequences=most + 1 + most // _PER_EXTRA - num_sequences,
+        sequences=most - num_sequences,
         prefill_tokens=max(PREFILL_BACKLOG_S * rate, 1.0) - num_waiting,
         kv_tokens=kv_tokens if is_known else math.inf,
         most_kv_tokens=_LONG * state.num_blocks * block_tokens if is_known else math.inf,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from antiphon.core.wait import ANSWER_TOKENS
 
-HALF_LIFE_S = 10.0
+HALF_LIFE_S = 4.0
 LEAST_S = 0.5  # of waiting that must have been seen before the rate is believed
 _NEWEST = 0.05  # weight of the newest request in what is expected of the next
 

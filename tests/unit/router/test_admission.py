@@ -35,6 +35,11 @@ def fill(queue: AdmissionQueue, count: int, tenant: str = "a", priority: Priorit
     return tickets
 
 
+def fill_at(queue: AdmissionQueue, count: int, now_s: float) -> None:
+    for _ in range(count):
+        queue.join(ticket(arrived_s=now_s), now_s, 0.0)
+
+
 def serve(queue: AdmissionQueue, now_s: float = 1.0) -> Ticket:
     head = queue.head()
     assert head is not None
@@ -174,6 +179,17 @@ def test_a_standing_queue_is_kept_short() -> None:
     while len(queue):
         serve(queue, 3.0)
     queue.join(ticket(arrived_s=3.0), 3.0, 0.0)
+
+
+def test_a_queue_that_is_empty_for_a_moment_still_stands() -> None:
+    """Else each moment without a waiter would let in another second's flood."""
+    queue = busy_queue()
+    fill(queue, 5)
+    while len(queue):
+        serve(queue, 2.0)
+    with pytest.raises(Busy):
+        fill_at(queue, 20, 2.5)
+    assert 4 <= len(queue) <= 10
 
 
 def test_retry_after_is_spread_and_bounded() -> None:

@@ -110,5 +110,5 @@ def test_a_burst_is_carried_over() -> None:
         assert head is not None
         queue.take(head, number / 10)
     for number in range(50):
-        queue.join(Ticket("a", URGENT, 1000, 1e9, 2.0), 2.0 + number / 100, 0.0)
+        queue.join(Ticket("a", URGENT, 1000, 1e9, 3.0), 3.0 + number / 100, 0.0)
     assert len(queue) == 50
