@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from antiphon.cli import database, options
 from antiphon.cli.terminal import make_safe
+from antiphon.core.errors import BadRequest
 from antiphon.gateway.usageexport import Page, csv_pieces, json_pieces, pages, time_of
 from antiphon.store.database import Database
+from antiphon.store.usage import UsageStore
 from antiphon.store.usagereport import By, UsageRecord, UsageReport, UsageTotal, Wanted
 
 _TOTALS_HEAD = ("REQUESTS", "OPEN", "PROMPT", "CACHED", "ANSWER", "COST")
 _REQUESTS_HEAD = ("OPENED", "TENANT", "KEY", "MODEL", "OUTCOME", "PROMPT", "CACHED", "ANSWER", "COST", "ID")
+_ROWS_AT_ONCE = 5000  # removed in one transaction
 _NUMBERS = frozenset({"REQUESTS", "OPEN", "PROMPT", "CACHED", "ANSWER", "COST"})
 _WIDTHS = {"OPENED": 17, "TENANT": 12, "KEY": 20, "MODEL": 16, "OUTCOME": 12, "COST": 14}  # of requests
 
@@ -30,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
         description="Show what requests used and what it costs. Days and times are UTC; `~` marks what is "
         "estimated, such as requests whose gateway was killed.",
         epilog="examples:\n  antiphon usage --since 2026-12-01 --by key\n"
-        "  antiphon usage --by request --tenant acme --csv > acme.csv",
+        "  antiphon usage --by request --tenant acme --csv > acme.csv\n"
+        "  antiphon usage --remove-before 2026-01-01",
     )
     made.add_argument("--since", metavar="TIME", help="from then on: 2026-12-01 or 2026-12-01T12:00:00Z")
     made.add_argument("--until", metavar="TIME", help="before then")
@@ -38,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--key", metavar="ID", help="only requests with this key")
     made.add_argument(
         "--by", choices=[by.value for by in By], default=By.DAY.value, help="what a line stands for"
+    )
+    made.add_argument(
+        "--remove-before",
+        metavar="TIME",
+        help="remove what came before then, for good, and show nothing; this month stays, as budgets need it",
     )
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -48,6 +58,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Do it. Raises BadRequest, StoreUnavailable."""
+    if args.remove_before is not None:
+        return _remove(args, time_of(args.remove_before, "--remove-before"))
     wanted = Wanted(
         since=None if args.since is None else time_of(args.since, "--since"),
         until=None if args.until is None else time_of(args.until, "--until"),
@@ -58,6 +70,33 @@ def run(args: argparse.Namespace) -> int:
     with database.told(url):
         asyncio.run(_run(args, url, wanted))
     return 0
+
+
+def _remove(args: argparse.Namespace, before: datetime.datetime) -> int:
+    if (args.since, args.until, args.tenant, args.key) != (None, None, None, None):
+        raise BadRequest(
+            "--remove-before removes all that came before then, whosever it is: say nothing else"
+        )
+    this_month = datetime.datetime.now(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    if before > this_month:
+        raise BadRequest(f"--remove-before: budgets need this month's rows; at most {this_month:%Y-%m-%d}")
+    url = database.database_of(args, os.environ)
+    with database.told(url):
+        num_rows = asyncio.run(_remove_rows(url, before))
+    print(f'{{"removed": {num_rows}}}' if args.json else f"Removed {num_rows} rows of usage.")
+    return 0
+
+
+async def _remove_rows(url: str, before: datetime.datetime) -> int:
+    opened = await Database.open(url)
+    total = 0
+    try:
+        usage = UsageStore(opened)
+        while num_rows := await usage.remove_before(before, _ROWS_AT_ONCE):
+            total += num_rows
+    finally:
+        await opened.close()
+    return total
 
 
 async def _run(args: argparse.Namespace, url: str, wanted: Wanted) -> None:

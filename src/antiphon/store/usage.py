@@ -110,6 +110,14 @@ class UsageStore:
         async with self._database.reading() as connection:
             return int((await connection.execute(query)).scalar_one() or 0)
 
+    async def remove_before(self, before: datetime.datetime, at_most: int) -> int:
+        """Remove rows of requests that came before then and have ended, oldest first; how many there were."""
+        ended = UsageRow.opened_at < before, UsageRow.closed_at.is_not(None)
+        oldest = select(UsageRow.id).where(*ended).order_by(UsageRow.opened_at, UsageRow.id).limit(at_most)
+        async with self._database.writing() as connection:
+            removed = await connection.execute(delete(UsageRow).where(UsageRow.id.in_(oldest)))
+        return removed.rowcount
+
     async def beat(self, gateway_id: str, at: datetime.datetime) -> None:
         """Say that this gateway lives."""
         async with self._database.writing() as connection:

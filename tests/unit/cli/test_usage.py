@@ -112,3 +112,22 @@ def test_what_is_no_time_is_one_line(database_url: str, capsys: pytest.CaptureFi
     """It names the option."""
     assert main(["usage", "--since", "yesterday", "--database", database_url]) == 2
     assert "'yesterday' is no time" in capsys.readouterr().err
+
+
+def test_old_rows_are_removed_and_open_ones_stay(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has ended before then goes, and says how much that was."""
+    assert main(["usage", "--remove-before", "2026-11-30", "--database", url]) == 0
+    assert capsys.readouterr().out == "Removed 2 rows of usage.\n"
+    assert main(["usage", "--by", "request", "--database", url]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split()[-1] == "open"
+    assert main(["usage", "--remove-before", "2026-11-30", "--json", "--database", url]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": 0}
+
+
+@pytest.mark.parametrize(
+    "more", [["--remove-before", "2999-01-01"], ["--remove-before", "2026-01-01", "--key", "k"]]
+)
+def test_removing_is_refused_where_it_would_hurt(url: str, more: list[str]) -> None:
+    """This month's rows are what budgets count; a part of the rows is not what it removes."""
+    assert main(["usage", "--database", url, *more]) == 2
