@@ -14,12 +14,13 @@ import httpx2
 import openai
 import pytest
 
+from antiphon.core.generation import Generation, Terminal
 from antiphon.core.grant import Grant, Limits
 from antiphon.kv.redisurl import parse
 from antiphon.store.database import Database, file_url
 from antiphon.store.keys import KeyStore
 from support.gateways import HELLO, Gateway, gateway_to
-from support.loopback import LoopbackWorker, saying
+from support.loopback import LoopbackWorker, Script, Session, frames_of, saying
 from support.redisserver import RedisServer, redis_server
 
 BODY = {"model": "scripted", "messages": HELLO, "max_tokens": 4}
@@ -56,9 +57,11 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pair(tmp_path: Path, control: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
+async def pair(
+    tmp_path: Path, control: RedisServer, script: Script | None = None, **settings: Any
+) -> AsyncIterator[Pair]:
     """Both run until the block ends."""
-    worker = LoopbackWorker(saying("one two three"))
+    worker = LoopbackWorker(script or saying("one two three"))
     url = file_url(tmp_path / "keys.db")
     shared = {"control": parse(control.url), "database": url} | settings
     async with (
@@ -70,7 +73,7 @@ async def pair(tmp_path: Path, control: RedisServer, **settings: Any) -> AsyncIt
 
 
 async def test_two_gateways_let_the_limit_pass_and_not_one_more(tmp_path: Path, control: RedisServer) -> None:
-    """200 calls at once, half of them at each: 30 are answered, 170 are told when to come again."""
+    """Bug list 23, 27: 200 calls at once, half at each: 30 are answered, 170 are told when to come again."""
     async with pair(tmp_path, control) as both:
         key = await both.key(requests_per_minute=30)
         answers = await asyncio.gather(*(both.post(number, key) for number in range(200)))
@@ -85,7 +88,7 @@ async def test_two_gateways_let_the_limit_pass_and_not_one_more(tmp_path: Path, 
 async def test_tokens_are_settled_by_what_streams_and_bodies_used(
     tmp_path: Path, control: RedisServer
 ) -> None:
-    """Bug list 24-26: streams give back what they did not use, and so do answers nobody waited for."""
+    """Bug list 24, 26: streams give back what they did not use, and so do answers nobody waited for."""
     async with pair(tmp_path, control) as both:
         key = await both.key(tokens_per_minute=2000, max_concurrent=2)
         for number in range(6):  # each reserves far more than it uses
@@ -106,6 +109,35 @@ async def test_tokens_are_settled_by_what_streams_and_bodies_used(
         async with asyncio.timeout(10):
             while (await both.post(1, key)).status_code != 200:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.05)
+
+
+async def test_a_stream_holds_its_place_until_its_body_ends(tmp_path: Path, control: RedisServer) -> None:
+    """Bug list 25: not until its handler or its head is done; and no other gateway has a place meanwhile."""
+    goes_on = asyncio.Event()
+
+    async def script(session: Session, generation: Generation) -> None:
+        first, *others = frames_of(generation, list(b"one"), 1, Terminal.STOP)
+        await session.send(*first)
+        await goes_on.wait()
+        for frame in others:
+            await session.send(*frame)
+
+    async with pair(tmp_path, control, script) as both:
+        key = await both.key(max_concurrent=1)
+        headers = {"authorization": f"Bearer {key}"}
+        client = both.gateways[0].client
+        async with client.stream(
+            "POST", "/v1/chat/completions", json=BODY | {"stream": True}, headers=headers
+        ) as stream:
+            pieces = stream.aiter_bytes()
+            assert await anext(pieces)
+            for number in range(4):
+                refused = await both.post(number, key)
+                assert refused.status_code == 429
+                assert refused.headers["x-antiphon-dropped-reason"] == "rejected-concurrency"
+            goes_on.set()
+            assert b"[DONE]" in b"".join([piece async for piece in pieces])
+        assert (await both.post(0, key)).status_code == 200
 
 
 async def test_openai_sdk_sees_its_own_error(tmp_path: Path, control: RedisServer) -> None:
