@@ -63,20 +63,20 @@ class Settings:
     answer_tokens: tuple[int, int] = (16, 96)
     class_shares: tuple[float, float, float] = (0.5, 0.3, 0.2)  # of interactive, default, batch
     ttft_limits_s: tuple[float, float, float] = (1.0, 2.0, 10.0)
-    queue_wait_s: int = 1  # an operator who promises quick answers; the default is for people who wait
+    queue_wait_s: int = 3  # of an operator who promises quick answers; the default is for people who wait
     depths: tuple[int, ...] = (48, 64, 96)
-    level_s: float = 10.0
+    level_s: float = 8.0
     warm_s: float = 2.0  # of each load, not counted in its goodput
     normal_share: float = 0.8
     normal_s: float = 40.0
     over_share: float = 2.0
     over_s: float = 60.0
     after_share: float = 0.5
-    after_s: float = 14.0
+    after_s: float = 12.0
     light_share: float = 0.2
     times_as_much: float = 10.0
     light_s: float = 30.0
-    line_s: float = 20.0  # of each load of the peer
+    line_s: float = 15.0  # of each load of the peer
     patience_s: float = 15.0
 
     @classmethod

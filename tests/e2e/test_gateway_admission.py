@@ -24,12 +24,12 @@ SECOND = ModelEntry(name="second", engine="scripted", context=4096)
 
 
 class Held:
-    """A worker that runs one answer at a time, lets one more wait, and says nothing until it is told to."""
+    """A worker that takes two answers at a time, and says nothing until it is told to."""
 
     def __init__(self, model: str = "scripted") -> None:
         self._tickets = asyncio.Semaphore(0)
         self.started: list[Generation] = []
-        self.worker = LoopbackWorker(self._say, worker_info(model, max_sequences=1))
+        self.worker = LoopbackWorker(self._say, worker_info(model, max_sequences=2))
 
     def let_end(self, count: int = 1) -> None:
         """Let so many answers come to an end."""

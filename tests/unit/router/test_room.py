@@ -34,16 +34,17 @@ def let_in(room: Room, like: Ticket) -> int:
     return count
 
 
-def test_slots_and_a_backlog_of_one() -> None:
-    """Seven free slots of eight and one that waits, so that the engine does not idle."""
-    assert let_in(room_of(worker(), 16), ticket(10, 1)) == 8
+def test_free_slots_and_nobody_to_wait_for_one() -> None:
+    """Who waits at a worker waits behind all that came before, whosever they are."""
+    assert let_in(room_of(worker(), 16), ticket(10, 1)) == 7
+    assert let_in(room_of(worker(running=8), 16), ticket(10, 1)) == 0
     assert let_in(room_of(worker(running=8, waiting=1), 16), ticket(10, 1)) == 0
 
 
 def test_what_was_sent_since_the_report_counts() -> None:
     """The report cannot know it yet."""
-    assert let_in(room_of(worker(dispatched=3), 16), ticket(10, 1)) == 5
-    assert let_in(room_of(worker(own=8), 16), ticket(10, 1)) == 1
+    assert let_in(room_of(worker(dispatched=3), 16), ticket(10, 1)) == 4
+    assert let_in(room_of(worker(own=8), 16), ticket(10, 1)) == 0
 
 
 def test_prompts_wait_here_rather_than_there() -> None:
@@ -56,7 +57,7 @@ def test_prompts_wait_here_rather_than_there() -> None:
 def test_kv_that_is_not_there_is_not_promised() -> None:
     """Free and cached blocks hold what is expected, prompt and answer."""
     assert let_in(room_of(worker(free_blocks=20), 16), ticket(100, 1)) == 3
-    assert let_in(room_of(worker(free_blocks=0, num_blocks=0), 16), ticket(100, 1)) == 8, (
+    assert let_in(room_of(worker(free_blocks=0, num_blocks=0), 16), ticket(100, 1)) == 7, (
         "not known: no bound"
     )
 
