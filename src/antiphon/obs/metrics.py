@@ -158,11 +158,11 @@ class ScaleMetrics:
 
 class FleetMetrics(ScaleMetrics):
     """The same of all workers that a gateway is linked to, counted on with what it sent them since they
-    reported; the wait is that of the worker where it is shortest.
+    reported, and of what waits here; the wait is that of the worker where it is shortest, and the one here.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__("antiphon_fleet", "at the workers that take work", registry)
+        super().__init__("antiphon_fleet", "at this gateway and the workers that take work", registry)
         self.workers = Gauge(
             "antiphon_fleet_workers", "Workers that take work.", ["model", "role"], registry=registry
         )
