@@ -170,7 +170,7 @@ class Limiter:
     ) -> Standing:
         """Where requests passed while Redis was away the database knows more. Raises as both do."""
         meter, now = hold.meter, counted.standing
-        hold.local.is_unshared = False
+        hold.local.is_unshared = is_caught_up = False
         try:
             spent = await self._spent_before(meter, period)
             totals = {period.day: now.day, period.month: now.month, _LIFE: now.total}
@@ -179,9 +179,10 @@ class Limiter:
             await ledger.correct(
                 meter, {field: tokens + lacking[names[field]] for field, tokens in counted.before.items()}
             )
-        except BaseException:
-            hold.local.is_unshared = True  # whoever comes next tries again
-            raise
+            is_caught_up = True
+        finally:
+            if not is_caught_up:
+                hold.local.is_unshared = True  # whoever comes next tries again
         return replace(
             now,
             day=now.day + lacking.get(period.day, 0),
