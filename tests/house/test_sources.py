@@ -16,6 +16,7 @@ MAX_LINES = 400
 # Where anything may be caught: each logs and re-raises or answers.
 CATCHERS = {
     "src/antiphon/gateway/middleware.py",  # a fault of ours is logged and answered
+    "src/antiphon/gateway/admission.py",  # what a start raises goes to the request that waited for it
     "src/antiphon/router/link.py",  # a fault costs one connection, not the gateway
     "src/antiphon/kv/fetcher.py",  # a fault of ours costs a fetch, not the thread
     "src/antiphon/kv/writer.py",  # nor the writer's
@@ -37,6 +38,7 @@ TOPICS = {
     "router/test_faults.py",
     "router/test_hangs.py",
     "router/test_hedges.py",
+    "router/test_overload.py",
     "gateway/test_chunks.py",
     "gateway/test_envelope.py",
     "gateway/test_logprob_shapes.py",

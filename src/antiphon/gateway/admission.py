@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 from antiphon.core.clock import Clock
 from antiphon.core.errors import AntiphonError
@@ -242,11 +243,10 @@ class _Line:
         self.num_running += ticket.num_sequences
         waited_s = now_s - ticket.arrived_s
         self._gate.metrics.wait_s.labels(class_name(ticket.priority)).observe(waited_s)
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.undo, entry)
             entry.start(waited_s)
-        except BaseException:
-            self.undo(entry)
-            raise
+            failed.pop_all()
 
     def _has_room(self, rooms: Iterator[Room], ticket: Ticket) -> bool:
         return any(room.fits(ticket) for room in rooms)
