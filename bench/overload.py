@@ -64,25 +64,25 @@ class Settings:
     class_shares: tuple[float, float, float] = (0.5, 0.3, 0.2)  # of interactive, default, batch
     ttft_limits_s: tuple[float, float, float] = (1.0, 2.0, 10.0)
     queue_wait_s: int = 3  # of an operator who promises quick answers; the default is for people who wait
-    depths: tuple[int, ...] = (48, 64, 96)
-    level_s: float = 8.0
-    warm_s: float = 2.0  # of each load, not counted in its goodput
+    depths: tuple[int, ...] = (48, 64, 80)
+    level_s: float = 16.0
+    warm_s: float = 4.0  # of each load, not counted in its goodput
     normal_share: float = 0.8
-    normal_s: float = 40.0
+    normal_s: float = 36.0
     over_share: float = 2.0
     over_s: float = 60.0
     after_share: float = 0.5
     after_s: float = 12.0
     light_share: float = 0.2
     times_as_much: float = 10.0
-    light_s: float = 30.0
+    light_s: float = 25.0
     line_s: float = 15.0  # of each load of the peer
     patience_s: float = 15.0
 
     @classmethod
     def quick(cls) -> Settings:
         return cls(
-            depths=(64,), level_s=6.0, normal_s=10.0, over_s=12.0, after_s=8.0, light_s=10.0, line_s=8.0
+            depths=(64,), level_s=10.0, normal_s=10.0, over_s=12.0, after_s=8.0, light_s=10.0, line_s=8.0
         )
 
     @property
