@@ -7,8 +7,9 @@ found by closed loads of several depths. Then open loads, Poisson, each request 
 was due: 0.8 of capacity; twice capacity and, at once after it, half. Then a light tenant alone, and beside
 one that sends ten times as much: together twice capacity and more.
 
-The peer, in turns with ours, is a plain first-come front before the same gateway: it lets as many through
-at once as gave the capacity, refuses nobody and knows no tenants. Clients of both give up after a while.
+The peer, in turns with ours, is a plain first-come front before the same workers, at a gateway of ours whose
+queue is as long as it may be: it lets as many through at once as gave the capacity, refuses nobody and knows
+no tenants. Clients of both give up after a while.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ decode_row_s = {decode_row_s}
 _TENANTS = ("ant", "bee", "cat", "dog")
 _LIGHT, _HEAVY = "light", "heavy"
 _FLOOR_EVERY_S = 0.1
+_NEVER_S = 3600  # the longest queue wait there is
 _LANE_REQUESTS = 400  # more than a lane of a closed load can get answered
 
 
@@ -155,16 +157,19 @@ async def _fleet(settings: Settings) -> AsyncIterator[OverloadBench]:
         gateway = await stack.enter_async_context(
             running(fleet.gateway(*made, queue_wait_s=settings.queue_wait_s))
         )
-        await linked(gateway, settings.num_workers)
-        yield OverloadBench(settings, gateway.url, callers)
+        patient = await stack.enter_async_context(running(fleet.gateway(*made, queue_wait_s=_NEVER_S)))
+        for server in (gateway, patient):
+            await linked(server, settings.num_workers)
+        yield OverloadBench(settings, gateway.url, patient.url, callers)
 
 
 class OverloadBench:
     """One gateway with its workers, under one load after the other."""
 
-    def __init__(self, settings: Settings, url: str, callers: Sequence[Caller]) -> None:
+    def __init__(self, settings: Settings, url: str, patient_url: str, callers: Sequence[Caller]) -> None:
         self._settings = settings
         self._url = url
+        self._patient_url = patient_url  # of the gateway behind the line
         self._mixed = [
             (caller, settings.class_shares[caller.grant.priority])
             for caller in callers
@@ -234,7 +239,8 @@ class OverloadBench:
         """Open loads one after the other without a pause; the first one's goodput counts."""
         settings = self._settings
         crowd = arrivals(random.Random(name), _MODEL, settings.sizes, callers, parts)
-        told = await open_crowd(self._url, crowd, settings.patience_s, line)
+        url = self._url if line is None else self._patient_url
+        told = await open_crowd(url, crowd, settings.patience_s, line)
         return self._outcome(name, told, parts[0][1])
 
     async def _floor(self, seconds: float) -> list[float]:
