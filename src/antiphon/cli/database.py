@@ -121,8 +121,8 @@ def check_gateway(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Find out early what would stop a gateway from starting. Raises BadRequest, StoreUnavailable."""
     url = database_of(args, environ)
     public_systems_of(args)
-    has_keys = False
-    if not is_loopback(args.host):
+    has_keys = args.require_key  # and while there are none nobody may
+    if not has_keys and not is_loopback(args.host):
         with told(url):
             has_keys = asyncio.run(_has_keys(url))
     require_guard(args.host, has_keys=has_keys, behind_proxy=args.behind_proxy)

@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         scope_secret=database.scope_secret_of(args, os.environ),
         public_systems=database.public_systems_of(args),
         behind_proxy=args.behind_proxy,
+        require_key=args.require_key,
         cors_origins=tuple(args.cors_origin),
         tls=options.certificate_files(args),
         worker_ca=args.worker_ca,

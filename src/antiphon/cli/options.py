@@ -112,12 +112,24 @@ def tls_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def add_proxy_option(parser: argparse.ArgumentParser) -> None:
-    """The operator's word for missing keys."""
-    parser.add_argument(
+    """The operator's word on callers without a key."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--behind-proxy",
         action="store_true",
         help="a proxy in front checks who may call: allow a --host that others reach before there are keys",
     )
+    group.add_argument(
+        "--require-key",
+        action="store_true",
+        help="nobody may call without a key, on loopback neither: where a proxy on this machine checks nobody",
+    )
+
+
+def proxy_arguments(args: argparse.Namespace) -> list[str]:
+    """These as a command line again."""
+    given = (("--behind-proxy", args.behind_proxy), ("--require-key", args.require_key))
+    return [option for option, is_given in given if is_given]
 
 
 def origin(text: str) -> str:

@@ -187,7 +187,7 @@ class _Serve:
 
     def _gateway(self, workers: Sequence[SupervisedCommand], redis: _Redis) -> SupervisedCommand:
         urls = [part for worker in workers for part in ("--worker", worker.url)]
-        proxy = ["--behind-proxy"] if self._args.behind_proxy else []
+        proxy = options.proxy_arguments(self._args)
         pages = [*options.tls_arguments(self._args), *options.cors_arguments(self._args)]
         routing = ["--routing", self._args.routing, *patience_arguments(self._args)]
         routing += queue_arguments(self._args)

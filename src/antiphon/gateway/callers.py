@@ -6,6 +6,8 @@
     elsewhere    yes          401       its tenant    401
     elsewhere    no           refused to start; behind a proxy that checks callers: `local`
 
+Where the operator requires a key, everybody without a good one gets a 401, wherever it listens.
+
 OpenAI's SDKs always send some key, so before the first key is created any is taken on loopback. A key
 counts as existing when it is revoked too: revoking the last one opens nothing. Where the database does
 not answer, a request that brings a key gets a 503.
@@ -70,18 +72,20 @@ class Callers:
         *,
         is_loopback: bool,
         behind_proxy: bool = False,
+        require_key: bool = False,
     ) -> None:
         self._ring = ring
         self.tokens = tokens
         self.origins = origins
         self._is_loopback = is_loopback
         self._behind_proxy = behind_proxy
+        self._require_key = require_key
 
     async def identify(self, scope: Scope) -> Caller:
         """Who sent this request. Raises Unauthorized, Forbidden, StoreUnavailable."""
         presented = _presented(scope)
         if presented == "":
-            if self._is_loopback or not self._ring.has_keys:
+            if not self._require_key and (self._is_loopback or not self._ring.has_keys):
                 return self._local(scope)
             raise Unauthorized(
                 "You did not provide an API key. Send it in the Authorization header: 'Authorization: Bearer "
@@ -92,7 +96,7 @@ class Callers:
         owner = await self._ring.owner(presented)
         if owner is not None and not owner.is_revoked:
             return Caller(owner.tenant_id, owner.tenant, owner.key_id, owner.grant)
-        if owner is None and not self._ring.has_keys:
+        if owner is None and not self._require_key and not self._ring.has_keys:
             return self._local(scope)
         raise _wrong_key()
 

@@ -78,6 +78,7 @@ class GatewaySettings:
     database: str = field(repr=False)  # URL: tenants and keys
     scope_secret: bytes = field(repr=False)  # shared by the gateways of a fleet
     public_systems: tuple[str, ...] = ()  # system prompts whose KV all tenants may share
+    require_key: bool = False  # on loopback too
     behind_proxy: bool = False  # somebody else checks callers: no keys are needed to bind other hosts
     cors_origins: tuple[str, ...] = ()  # of pages that may read answers
     tls: CertificateFiles | None = None  # None: plain HTTP
@@ -112,7 +113,8 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[int], None], log:
     try:
         ring = KeyRing(KeyStore(database), WallClock(), log)
         await ring.refresh()
-        require_guard(settings.host, has_keys=ring.has_keys, behind_proxy=settings.behind_proxy)
+        is_guarded = ring.has_keys or settings.require_key
+        require_guard(settings.host, has_keys=is_guarded, behind_proxy=settings.behind_proxy)
         await _serve_callers(database, ring, settings, on_ready, log)
     finally:
         await database.close()
@@ -159,6 +161,7 @@ async def _serve_callers(
             Origins(settings.cors_origins),
             is_loopback=is_loopback(settings.host),
             behind_proxy=settings.behind_proxy,
+            require_key=settings.require_key,
         )
         gauges = Gauges(metrics, dispatcher, upstreams, admission)
         app = build_app(desk, models, callers, gauges, Admin.of(database))

@@ -128,6 +128,7 @@ def test_other_hosts_need_keys_first(environ: dict[str, str], tmp_path: Path) ->
     with pytest.raises(BadRequest, match="antiphon keys create"):
         database.check_gateway(args, environ)
     database.check_gateway(_args("--host", "0.0.0.0", "--database", url, "--behind-proxy"), environ)
+    database.check_gateway(_args("--host", "0.0.0.0", "--database", url, "--require-key"), environ)
     main(["keys", "create", "--database", url])
     database.check_gateway(args, environ)
 

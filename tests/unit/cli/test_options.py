@@ -146,3 +146,14 @@ def test_certificate_and_key_go_together(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     with pytest.raises(BadRequest, match=missing):
         options.certificate_files(_edge("--tls-cert", missing, "--tls-key", missing))
+
+
+@pytest.mark.parametrize("option", ["--behind-proxy", "--require-key"])
+def test_words_on_callers_without_a_key_are_handed_on(option: str) -> None:
+    """As they were given; both together contradict each other."""
+    parser = options.CommandParser("antiphon test", description="d", epilog="e")
+    options.add_proxy_option(parser)
+    assert options.proxy_arguments(parser.parse_args([])) == []
+    assert options.proxy_arguments(parser.parse_args([option])) == [option]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--behind-proxy", "--require-key"])

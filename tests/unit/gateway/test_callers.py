@@ -279,3 +279,21 @@ async def test_a_key_comes_from_anywhere(host: bytes, origin: bytes | None) -> N
     headers = [(b"host", host), (b"authorization", GOOD), *([] if origin is None else [(b"origin", origin)])]
     callers = Callers(Ring(True), TOKENS, Origins(), is_loopback=True)  # type: ignore[arg-type]  # as above
     assert await callers.identify({"type": "http", "headers": headers}) == ACME
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("loopback", [True, False])
+@pytest.mark.parametrize("header", [None, b"Bearer any"])
+async def test_where_a_key_is_required_nobody_comes_without(
+    has_keys: bool, loopback: bool, header: bytes | None
+) -> None:
+    """Also on loopback, and before there is one."""
+    callers = Callers(
+        Ring(has_keys),  # type: ignore[arg-type]  # as above
+        TOKENS,
+        Origins(),
+        is_loopback=loopback,
+        require_key=True,
+    )
+    with pytest.raises(Unauthorized):
+        await callers.identify(_scope(*([] if header is None else [header])))
