@@ -110,6 +110,20 @@ async def test_newcomers_key_is_taken_until_there_are_keys(
         await database.close()
 
 
+async def test_required_keys_are_required_on_loopback_too(tmp_path: Path) -> None:
+    """Before there is one nobody gets in, then its holder; the process's own state stays open."""
+    async with keyed(tmp_path, require_key=True) as running:
+        client = running.gateway.client
+        body = {"model": "scripted", "messages": HELLO}
+        assert (await running.gateway.chat()).status_code == 401
+        any_key = {"authorization": "Bearer any"}
+        assert (await client.post("/v1/chat/completions", json=body, headers=any_key)).status_code == 401
+        _, text = await running.create()
+        key = {"authorization": f"Bearer {text}"}
+        assert (await client.post("/v1/chat/completions", json=body, headers=key)).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+
+
 async def test_revoked_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running gateway stops taking it, as soon as it asks again; another key of the tenant goes on."""
     monkeypatch.setattr(keyring, "TTL_S", 0.02)

@@ -122,7 +122,7 @@ def add_proxy_option(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--require-key",
         action="store_true",
-        help="nobody may call without a key, on loopback neither: where a proxy on this machine checks nobody",
+        help="nobody may call without a key, on loopback neither: where a proxy on this machine lets all in",
     )
 
 
