@@ -48,4 +48,5 @@ def check_facts(shown: str, facts: Facts) -> Iterator[Finding]:
         advice = "Update Antiphon here: an older one does not touch what it does not know."
         yield Finding("fail", _SUBJECT, f"a newer Antiphon made its schema, {facts.schema}", advice)
     else:
-        yield Finding("ok", _SUBJECT, f"schema {facts.schema}; if that is an older one, the next start brings it up to date")
+        text = f"schema {facts.schema}; if that is an older one, the next start brings it up to date"
+        yield Finding("ok", _SUBJECT, text)
