@@ -124,10 +124,11 @@ async def test_a_worker_lost_before_the_first_token_is_not_noticed() -> None:
 async def test_all_workers_lost_before_the_first_token() -> None:
     """A plain refusal, although the client asked for a stream: after two deaths nobody tries a third time."""
 
-    async def gone(session: Session, generation: Generation) -> None:
+    async def dies(session: Session, generation: Generation) -> None:
+        worker.life += 1
         await session.close()
 
-    worker = LoopbackWorker(gone)
+    worker = LoopbackWorker(dies)
     async with gateway(worker) as running:
         response = await running.chat(stream=True)
         assert response.status_code == 422

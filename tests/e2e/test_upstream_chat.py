@@ -246,7 +246,7 @@ async def test_a_client_that_leaves_takes_the_upstream_with_it(stream: bool, aft
     server = UpstreamServer(Reply([*start, asyncio.Event()]))
     async with in_front_of(server) as running:
         body = json.dumps({"model": "far", "messages": HELLO, "stream": stream}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
         async with asyncio.timeout(10):
@@ -267,7 +267,7 @@ async def test_a_slow_client_slows_the_upstream() -> None:
     server = UpstreamServer(Reply(endless=delta("x" * 10_000)))
     async with in_front_of(server) as running:
         body = json.dumps({"model": "far", "messages": HELLO, "stream": True}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1024)
         writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
         async with asyncio.timeout(20):

@@ -136,12 +136,14 @@ async def test_workers_and_upstreams_stand_in_for_each_other() -> None:
 async def test_a_request_that_kills_workers_is_not_handed_on() -> None:
     """Another model's server is not the next to die of it."""
 
-    async def gone(session: Session, generation: Generation) -> None:
+    async def dies(session: Session, generation: Generation) -> None:
+        worker.life += 1
         await session.close()
 
+    worker = LoopbackWorker(dies)
     spare = UpstreamServer(says("fine"))
     entry = route("scripted", fallback=("up0",))
-    async with routed(entry, spare, worker=LoopbackWorker(gone)) as running:
+    async with routed(entry, spare, worker=worker) as running:
         response = await running.chat(model="chat")
     assert response.json()["error"]["code"] == "request_quarantined"
     assert not spare.asked

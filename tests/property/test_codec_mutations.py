@@ -20,6 +20,7 @@ from support.kvvalues import (
     NAMESPACE,
     OTHER_NAMESPACE,
     OTHER_SCOPE,
+    RETIRED,
     SCOPE,
     UNKNOWN,
     forge,
@@ -29,7 +30,6 @@ from support.kvvalues import (
 
 MUTATIONS = 100_000
 CODECS = {namespace: BlockCodec(namespace, KEYS) for namespace in (NAMESPACE, OTHER_NAMESPACE)}
-RETIRED = MacKey.of(b"a key from before two rotations.")
 NUMBERS = {
     "version": 16,
     "codec": 16,

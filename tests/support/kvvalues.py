@@ -18,7 +18,8 @@ OTHER_SCOPE = b"tenant-two------and-its-rest----"
 CURRENT = MacKey.of(bytes(range(32)))
 PREVIOUS = MacKey.of(bytes(range(1, 33)))
 UNKNOWN = MacKey.of(bytes(range(2, 34)))
-KEYS = MacKeys(CURRENT, PREVIOUS)
+RETIRED = MacKey.of(b"a key from before two rotations.")
+KEYS = MacKeys(CURRENT, PREVIOUS, (RETIRED.id,))
 
 HEADER_BYTES = codec.OVERHEAD_BYTES - 32
 
