@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         upstream_keys=upstream_keys(models, os.environ),
         routing=PolicyName(args.routing),
         patience=patience_of(args),
+        request_timeout_s=args.request_timeout,
         queue=queue_of(args),
         host=args.host,
         port=args.port,

@@ -1,4 +1,4 @@
-"""How long answers wait for their worker: the options that `antiphon serve` hands to its gateway."""
+"""How long answers may take and wait for their worker: the options that `antiphon serve` hands to its gateway."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import argparse
 from antiphon.router.watch import Patience
 
 _USUAL = Patience()
-_OPTIONS = ("first_token_timeout", "token_timeout", "hedge_after")
+_REQUEST_S = 600.0
+_OPTIONS = ("request_timeout", "first_token_timeout", "token_timeout", "hedge_after")
 
 
 def add_patience_options(parser: argparse.ArgumentParser) -> None:
-    """When an answer goes on at another worker though its own is alive."""
+    """When an answer is given up, or goes on at another worker though its own is alive."""
+    parser.add_argument(
+        "--request-timeout",
+        type=_seconds,
+        default=_REQUEST_S,
+        metavar="SECONDS",
+        help=f"the longest a request may take, and ask for by x-antiphon-timeout (default: {_REQUEST_S:g})",
+    )
     parser.add_argument(
         "--first-token-timeout",
         type=_seconds,

@@ -22,11 +22,13 @@ def test_without_options_it_is_the_usual() -> None:
     assert patience_of(parsed()).hedge_after_s is None
 
 
-@pytest.mark.parametrize("arguments", [(), ("--hedge-after", "0.25", "--token-timeout", "5")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--hedge-after", "0.25", "--token-timeout", "5"), ("--request-timeout", "12.5")]
+)
 def test_serve_hands_them_on(arguments: tuple[str, ...]) -> None:
     """What a gateway reads of its command line is what `serve` was given."""
     args = parsed(*arguments)
-    assert patience_of(parsed(*patience_arguments(args))) == patience_of(args)
+    assert parsed(*patience_arguments(args)) == args
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "soon"])
