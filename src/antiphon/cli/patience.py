@@ -1,4 +1,4 @@
-"""How long answers may take and wait for their worker: the options that `antiphon serve` hands to its gateway."""
+"""How long answers may take and wait for their worker: options that `antiphon serve` hands to its gateway."""
 
 from __future__ import annotations
 
