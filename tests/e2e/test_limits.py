@@ -155,6 +155,24 @@ async def test_openai_sdk_sees_its_own_error(tmp_path: Path, control: RedisServe
         assert refused.value.response.headers["x-antiphon-dropped-reason"] == "rejected-quota"
 
 
+async def test_sdks_do_not_try_again_where_no_wait_helps(tmp_path: Path, control: RedisServer) -> None:
+    """A spent budget is told once; what is busy for seconds may be tried again."""
+    async with pair(tmp_path, control) as both:
+        spent, busy = await both.key(tokens_per_day=1), await both.key(max_concurrent=1)
+        url = f"{both.gateways[0].url}/v1"
+        async with openai.AsyncOpenAI(api_key=spent, base_url=url, max_retries=2) as client:
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.chat.completions.create(
+                    model="scripted", messages=[{"role": "user", "content": "x"}]
+                )
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert refused.value.response.request.headers["x-stainless-retry-count"] == "0"
+        answers = await asyncio.gather(*(both.post(0, busy) for _ in range(20)))
+        refusals = [answer for answer in answers if answer.status_code == 429]
+        assert refusals
+        assert not any("x-should-retry" in answer.headers for answer in refusals)
+
+
 async def test_other_keys_and_keyless_callers_are_not_counted(tmp_path: Path, control: RedisServer) -> None:
     """One key's limit is nobody else's."""
     async with pair(tmp_path, control) as both:

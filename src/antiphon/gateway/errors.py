@@ -34,6 +34,7 @@ from antiphon.core.generation import Terminal
 from antiphon.gateway.reply import ErrorBody, ErrorResponse
 
 _MAX_SHOWN = 80
+_MOST_PATIENCE_S = 60.0  # of SDKs for a Retry-After
 _REFUSALS: dict[str, type[AntiphonError]] = {
     str(kind.code): kind for kind in (BadRequest, ContextTooLong, Busy, NoReplica, UpstreamFault, Quarantined)
 }
@@ -49,6 +50,8 @@ def response_of(error: AntiphonError) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, Busy) and (error.retry_after_s is None or error.retry_after_s > _MOST_PATIENCE_S):
+        headers["x-should-retry"] = "false"  # SDKs would try again within seconds all the same
     if error.dropped_reason is not None:
         headers["x-antiphon-dropped-reason"] = error.dropped_reason
     if error.status == 413 or error.status == 408:
