@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -144,51 +145,51 @@ async def _serve_callers(
         backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
         scopes = ScopeMaker(settings.scope_secret)
         desk = Desk(models, backends, scopes, limits, mirror, log)
-        desk.gate = admission = Admission(
-            Places(dispatcher.survey, _most_in_flight(settings.models)),
-            settings.queue,
-            metrics.admission,
-            WallClock(),
-        )
+        places = Places(dispatcher.survey, _most_in_flight(settings.models))
+        desk.gate = admission = Admission(places, settings.queue, metrics.admission, WallClock())
         prices = {entry.name: entry.price for entry in settings.models}
         book = UsageBook(UsageStore(database), prices, metrics.usage, WallClock(), log)
         limiter = _limiter(settings, book, database, metrics, log)
         desk.check_in.add(limiter.reserve)
         desk.check_in.add(book.open)
-        callers = Callers(
-            ring,
-            ClientTokens(settings.scope_secret),
-            Origins(settings.cors_origins),
-            is_loopback=is_loopback(settings.host),
-            behind_proxy=settings.behind_proxy,
-            require_key=settings.require_key,
-        )
+        callers = _callers(settings, ring)
         gauges = Gauges(metrics, dispatcher, upstreams, admission)
         app = build_app(desk, models, callers, gauges, Admin.of(database))
         registry = _registry(settings, dispatcher, metrics, log)
         erasures = ErasureWatch(TenantStore(database), dispatcher.fleet, scopes, WallClock(), log)
+        certificate = (
+            None if settings.tls is None else ServerCertificate(settings.tls, log, metrics.tls_end.set)
+        )
+        beside: list[_Runner] = [dispatcher, ring, book, limiter, erasures]
+        beside += [runner for runner in (registry, certificate) if runner is not None]
+        config = _config(app, settings.drain_s, certificate)
+        server = _Server(config, settings.drain_s, desk.abort_all)
         with _listen(settings.host, settings.port) as listener:
-            certificate = (
-                None if settings.tls is None else ServerCertificate(settings.tls, log, metrics.tls_end.set)
-            )
-            config = _config(app, settings.drain_s, certificate)
-            server = _Server(config, settings.drain_s, desk.abort_all)
             async with asyncio.TaskGroup() as tasks:
-                links = tasks.create_task(dispatcher.run(), name="links")
-                keys = tasks.create_task(ring.run(), name="keys")
-                books = tasks.create_task(book.run(), name="usage")
-                shared = tasks.create_task(limiter.run(), name="limits")
-                readers = [tasks.create_task(erasures.run(), name="erasures")]
-                if registry is not None:
-                    readers.append(tasks.create_task(registry.run(), name="registry"))
-                if certificate is not None:
-                    readers.append(tasks.create_task(certificate.run(), name="certificate"))
+                running = [tasks.create_task(one.run(), name=type(one).__name__) for one in beside]
                 await server.serve_until_cancelled(listener, lambda: on_ready(listener.getsockname()[1]))
-                for task in (links, keys, books, shared, *readers):
+                for task in running:
                     task.cancel()
     finally:
         await mirror.close()
         await upstreams.close()
+
+
+class _Runner(Protocol):
+    """What goes on beside the requests, until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
+def _callers(settings: GatewaySettings, ring: KeyRing) -> Callers:
+    return Callers(
+        ring,
+        ClientTokens(settings.scope_secret),
+        Origins(settings.cors_origins),
+        is_loopback=is_loopback(settings.host),
+        behind_proxy=settings.behind_proxy,
+        require_key=settings.require_key,
+    )
 
 
 def _by_ids(
