@@ -49,7 +49,7 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
-        request = parse_chat(await read_body(scope, receive, self._desk.limits.max_body_bytes))
+        request = parse_chat(await read_body(scope, receive, self._desk.bounds.max_body_bytes))
         await self._desk.receive(request, account, scope)
         messages = chat_messages(request.messages)
 

@@ -35,7 +35,7 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = account_of(scope)
-        request = parse_completion(await read_body(scope, receive, self._desk.limits.max_body_bytes))
+        request = parse_completion(await read_body(scope, receive, self._desk.bounds.max_body_bytes))
         await self._desk.receive(request, account, scope)
         echoes: list[str] = []
 

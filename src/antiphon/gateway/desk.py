@@ -45,7 +45,7 @@ _SESSION_TOKENS = 512  # reach past most system prompts into what the user said 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestBounds:
     """Bounds of one request."""
 
     max_body_bytes: int
@@ -60,14 +60,14 @@ class Desk:
         models: ServedModels,
         backend: Backend,
         scopes: ScopeMaker,
-        limits: Limits,
+        bounds: RequestBounds,
         mirror: Mirror,
         log: Logger,
     ) -> None:
         self._models = models
         self._backend = backend
         self._scopes = scopes
-        self.limits = limits
+        self.bounds = bounds
         self.log = log
         self._mirror = mirror
         self.check_in = CheckIn(models)
@@ -83,7 +83,7 @@ class Desk:
     async def receive(self, request: GeneratingRequest, account: Account, scope: Scope) -> None:
         """What every request passes before any work. Raises BadRequest, and what check-in raises."""
         account.priority = priority_of(scope["headers"], request, _caller(account).grant)
-        account.timeout_s = timeout_of(scope["headers"], self.limits.timeout_s)
+        account.timeout_s = timeout_of(scope["headers"], self.bounds.timeout_s)
         await self.check_in(request, account)
 
     def course(self, request: GeneratingRequest, prepare: Prepare, account: Account) -> Course:

@@ -27,7 +27,7 @@ from antiphon.gateway.app import Gauges, build_app
 from antiphon.gateway.callers import Callers, is_loopback, require_guard
 from antiphon.gateway.clienttokens import ClientTokens
 from antiphon.gateway.cors import Origins
-from antiphon.gateway.desk import Desk, Limits
+from antiphon.gateway.desk import Desk, RequestBounds
 from antiphon.gateway.erasures import ErasureWatch
 from antiphon.gateway.heads import HeadBounds
 from antiphon.gateway.keyring import KeyRing
@@ -141,10 +141,10 @@ async def _serve_callers(
         models = ServedModels.load(
             settings.models, settings.public_systems, settings.routes, upstreams.by_name
         )
-        limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
+        bounds = RequestBounds(settings.max_body_bytes, settings.request_timeout_s)
         backends = Backends(Workers(dispatcher), _by_ids(settings.models, models, upstreams))
         scopes = ScopeMaker(settings.scope_secret)
-        desk = Desk(models, backends, scopes, limits, mirror, log)
+        desk = Desk(models, backends, scopes, bounds, mirror, log)
         places = Places(dispatcher.survey, _most_in_flight(settings.models))
         desk.gate = admission = Admission(places, settings.queue, metrics.admission, WallClock())
         prices = {entry.name: entry.price for entry in settings.models}
