@@ -73,6 +73,7 @@ def answer(model: llama_cpp.Llama, prompt: str) -> str:
 def client() -> Iterator[openai.OpenAI]:
     """A real server with the shipped weights, 16 sequences at once."""
     options = ("--port", "0", "--weights", "as-is", "--max-sequences", "16", "--context", "512")
+    options += ("--queue-wait", "600")  # all 20 come at once, and none is to be refused
     with serving("--model", "smollm2", *options) as served:
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
             yield client

@@ -60,6 +60,7 @@ class Lookup:
         blocks, and not all gateways should see the same ones.
         """
         found: dict[int, int] = {}
+        seen: set[int] = set()  # slots: a replica with a gap stands at many starts, and is one look
         walk, by_slot = self._walk, self._by_slot
         looks = _LOOKS * most
         for start in reversed(walk.starts):
@@ -68,8 +69,12 @@ class Lookup:
             for place in range(first, first + len(slots)):
                 if looks == 0 or len(found) == most:
                     break
-                holder = by_slot.get(slots[place % len(slots)])
-                if holder is not None and holder.replica not in found:
+                slot = slots[place % len(slots)]
+                if slot in seen:
+                    continue
+                seen.add(slot)
+                holder = by_slot.get(slot)
+                if holder is not None:
                     looks -= 1
                     num_blocks = walk.leading(holder.held)
                     if num_blocks:

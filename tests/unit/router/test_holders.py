@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.core.kvblock import Tier
@@ -50,6 +50,9 @@ def test_a_walk_finds_what_looking_at_every_block_finds(
 
 
 @given(changes=changes, length=blocks, draw=st.floats(0, 1, exclude_max=True))
+@example(
+    changes=[(1, True, range(1)), (2, True, range(1, 200)), (0, True, range(1, 203))], length=201, draw=0.0
+)
 def test_a_lookup_names_the_longest_leading_runs(
     changes: list[tuple[int, bool, range]], length: int, draw: float
 ) -> None:
