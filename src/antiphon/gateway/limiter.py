@@ -8,9 +8,9 @@ each limit, the limit ÷ the gateways last seen, by its own counts; without a Re
 
 Invariants: a request that was refused, or whose client left meanwhile, is counted nowhere; a place among
 `max_concurrent` is free here as soon as the account closes; what waits to be written is bounded. Budgets
-start from what the database knows, which is the truth on them, and are compared with it after an outage. A
-request counts for its minute once it
-has passed, whatever becomes of it; its tokens as far as its client is charged, cached ones too.
+start from what the database knows, which is the truth on them, and are compared with it after an outage.
+A request counts for its minute once it has passed, whatever becomes of it; its tokens as far as its client
+is charged, cached ones too.
 """
 
 from __future__ import annotations
