@@ -17,30 +17,14 @@ import msgspec
 
 from antiphon.cli import database, grants, options
 from antiphon.cli.terminal import make_safe
-from antiphon.core.grant import FULL_GRANT, Limits
+from antiphon.core.grant import FULL_GRANT
+from antiphon.gateway.adminschema import KeyObject, key_object
 from antiphon.gateway.keyring import TTL_S
 from antiphon.store.database import Database
 from antiphon.store.keys import Key, KeyStore
 from antiphon.store.names import LOCAL_TENANT
 
 _HEAD = ("ID", "TENANT", "NAME", "KEY", "CREATED", "LAST USED", "REVOKED", "ALLOWS")
-
-
-class _KeyLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key as `--json` prints it. `key` is there when it was just created."""
-
-    id: str
-    tenant: str
-    name: str
-    shown: str
-    created_at: datetime.datetime
-    last_used_at: datetime.datetime | None
-    revoked_at: datetime.datetime | None
-    limits: Limits  # those that there are
-    models: tuple[str, ...] | None
-    priority: str
-    is_admin: bool
-    key: str | None = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -126,7 +110,7 @@ async def _run(args: argparse.Namespace, url: str) -> int:
 
 def _print_created(key: Key, text: str, *, as_json: bool) -> None:
     if as_json:
-        print(_json(_line(key, text)))
+        print(_json(key_object(key, text)))
         return
     print(f"{key.id} of tenant {key.tenant}. Keep the key: it is not shown again.", file=sys.stderr)
     print(text)
@@ -134,7 +118,7 @@ def _print_created(key: Key, text: str, *, as_json: bool) -> None:
 
 def _print_list(keys: Sequence[Key], *, as_json: bool) -> None:
     if as_json:
-        print(_json([_line(key) for key in keys]))
+        print(_json([key_object(key) for key in keys]))
         return
     if not keys:
         print("There are no keys. Create one with: antiphon keys create", file=sys.stderr)
@@ -147,14 +131,14 @@ def _print_list(keys: Sequence[Key], *, as_json: bool) -> None:
 
 def _print_changed(key: Key, *, as_json: bool) -> None:
     if as_json:
-        print(_json(_line(key)))
+        print(_json(key_object(key)))
         return
     print(f"{key.id} of tenant {key.tenant} allows now: {grants.words_of(key.grant)}")
 
 
 def _print_revoked(key: Key, *, as_json: bool) -> None:
     if as_json:
-        print(_json(_line(key)))
+        print(_json(key_object(key)))
         return
     print(f"{key.id} of tenant {key.tenant} is revoked. Running gateways refuse it within {TTL_S:g} seconds.")
 
@@ -169,22 +153,5 @@ def _time(time: datetime.datetime | None) -> str:
     return "-" if time is None else f"{time:%Y-%m-%d %H:%MZ}"
 
 
-def _line(key: Key, text: str | None = None) -> _KeyLine:
-    return _KeyLine(
-        id=key.id,
-        tenant=key.tenant,
-        name=key.name,
-        shown=key.shown,
-        created_at=key.created_at,
-        last_used_at=key.last_used_at,
-        revoked_at=key.revoked_at,
-        limits=key.grant.limits,
-        models=key.grant.models,
-        priority=grants.class_of(key.grant),
-        is_admin=key.grant.is_admin,
-        key=text,
-    )
-
-
-def _json(value: _KeyLine | list[_KeyLine]) -> str:
+def _json(value: KeyObject | list[KeyObject]) -> str:
     return msgspec.json.encode(value).decode()

@@ -25,7 +25,6 @@ from antiphon.core.errors import BadRequest
 from antiphon.core.generation import Priority
 from antiphon.core.grant import FULL_GRANT, Grant
 from antiphon.gateway.adminschema import (
-    Class,
     KeyChange,
     KeyList,
     KeyObject,
@@ -33,13 +32,14 @@ from antiphon.gateway.adminschema import (
     NewTenant,
     TenantList,
     TenantObject,
+    key_object,
 )
 from antiphon.gateway.models import json_response
 from antiphon.gateway.parse import decoded, read_body
 from antiphon.gateway.sse import watch_client
 from antiphon.gateway.usageexport import csv_pieces, json_pieces, pages, time_of
 from antiphon.store.database import Database
-from antiphon.store.keys import Key, KeyStore
+from antiphon.store.keys import KeyStore
 from antiphon.store.tenants import Tenant, TenantStore
 from antiphon.store.usagereport import By, UsageReport, Wanted
 
@@ -50,11 +50,6 @@ _FILTERS = frozenset({"since", "until", "tenant", "key", "by", "format"})
 _key_change = msgspec.json.Decoder(KeyChange)
 _new_key = msgspec.json.Decoder(NewKey)
 _new_tenant = msgspec.json.Decoder(NewTenant)
-_CLASSES: Mapping[Priority, Class] = {
-    Priority.INTERACTIVE: "interactive",
-    Priority.DEFAULT: "default",
-    Priority.BATCH: "batch",
-}
 R = TypeVar("R")
 
 
@@ -120,10 +115,10 @@ class AdminKeys:
         if scope["method"] == "POST":
             wish = await _body(scope, receive, _new_key)
             key, text = await self._keys.create(wish.tenant, wish.name, changed(FULL_GRANT, wish))
-            body = _key_object(key, text)
+            body = key_object(key, text)
         else:
             query = _query(scope, frozenset({"tenant"}))
-            body = KeyList([_key_object(key) for key in await self._keys.list(query.get("tenant"))])
+            body = KeyList([key_object(key) for key in await self._keys.list(query.get("tenant"))])
         response = json_response(body)
         response.headers["cache-control"] = "no-store"
         await response(scope, receive, send)
@@ -143,7 +138,7 @@ class AdminKey:
             key = await self._keys.change(key_id, changed(key.grant, wish))
         else:
             key = await self._keys.revoke(key_id)
-        await json_response(_key_object(key))(scope, receive, send)
+        await json_response(key_object(key))(scope, receive, send)
 
 
 class AdminTenants:
@@ -232,24 +227,6 @@ async def _send_pieces(pieces: AsyncIterator[bytes], kind: bytes, send: Send) ->
     async for piece in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _key_object(key: Key, text: str | None = None) -> KeyObject:
-    grant = key.grant
-    return KeyObject(
-        id=key.id,
-        tenant=key.tenant,
-        name=key.name,
-        shown=key.shown,
-        created_at=key.created_at,
-        last_used_at=key.last_used_at,
-        revoked_at=key.revoked_at,
-        limits=grant.limits,
-        models=grant.models,
-        priority=_CLASSES[grant.priority],
-        is_admin=grant.is_admin,
-        key=UNSET if text is None else text,
-    )
 
 
 def _tenant_object(tenant: Tenant) -> TenantObject:

@@ -7,18 +7,27 @@ that is left out stays as it is, and null takes a limit away.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from antiphon.core.generation import Priority
 from antiphon.core.grant import Limits
 from antiphon.store.grants import MAX_LIMIT, MOST_MODELS
+from antiphon.store.keys import Key
 from antiphon.store.names import LOCAL_TENANT
 from antiphon.store.usagereport import UsageRecord, UsageTotal
 
 Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 Models = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MOST_MODELS)]
 Class = Literal["interactive", "default", "batch"]
+
+_CLASSES: Mapping[Priority, Class] = {
+    Priority.INTERACTIVE: "interactive",
+    Priority.DEFAULT: "default",
+    Priority.BATCH: "batch",
+}
 
 
 class LimitsChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +78,25 @@ class KeyObject(Struct, frozen=True, kw_only=True):
     priority: Class
     is_admin: bool
     key: str | UnsetType = UNSET
+
+
+def key_object(key: Key, text: str | None = None) -> KeyObject:
+    """A key as the admin API and `antiphon keys --json` show it. `text`: where it was just made."""
+    grant = key.grant
+    return KeyObject(
+        id=key.id,
+        tenant=key.tenant,
+        name=key.name,
+        shown=key.shown,
+        created_at=key.created_at,
+        last_used_at=key.last_used_at,
+        revoked_at=key.revoked_at,
+        limits=grant.limits,
+        models=grant.models,
+        priority=_CLASSES[grant.priority],
+        is_admin=grant.is_admin,
+        key=UNSET if text is None else text,
+    )
 
 
 class KeyList(Struct, frozen=True):
